@@ -1,0 +1,34 @@
+# Two commands: `make demo` and `make test`. Both make the virtual environment first if it is not there.
+PYTHON ?= python3
+TORCH := 2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint clean
+
+# Without an NVIDIA driver, Linux takes the CPU build by name: the plain one would bring gigabytes of CUDA packages.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dessilbi needs Python 3.11 or newer: make PYTHON=...")'
+	@test -x $(BIN)/python || { echo "making $(VENV) (once; takes a minute or two)"; $(PYTHON) -m venv $(VENV); }
+	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
+	    $(PIP) install --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu 'torch==$(TORCH)+cpu'; \
+	else $(PIP) install 'torch==$(TORCH)'; fi
+	@$(BIN)/python -m pip freeze | grep '^torch==' > $(VENV)/constraints.txt
+	@$(PIP) install -c $(VENV)/constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/digits.py
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,51 @@
+"""DessiLBI: find the structure of a neural network while it trains.
+
+The public names are loaded when they are first used, so that `dessilbi --help` need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dessilbi.groups import Labels, Partition, Slices, transposed_filters
+    from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
+    from dessilbi.path import NEVER, Path
+    from dessilbi.threshold import TargetThreshold
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "DessiAdamW": "optim",
+    "DessiLBI": "optim",
+    "param_groups": "optim",
+    "Labels": "groups",
+    "Partition": "groups",
+    "Slices": "groups",
+    "transposed_filters": "groups",
+    "NEVER": "path",
+    "Path": "path",
+    "TargetThreshold": "threshold",
+}
+
+__all__ = [
+    "NEVER",
+    "DessiAdamW",
+    "DessiLBI",
+    "Labels",
+    "Partition",
+    "Path",
+    "Slices",
+    "TargetThreshold",
+    "param_groups",
+    "transposed_filters",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dessilbi' has no attribute {name!r}")
+    return getattr(import_module(f"dessilbi.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

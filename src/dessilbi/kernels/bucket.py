@@ -1,0 +1,32 @@
+"""What a kernel is given: the tensors of one param group that take the same step, as parallel lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dessilbi.groups import Number, Partition
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Parameters of one device, dtype and phase (first step or not), with their gradients and state.
+
+    `options` is the optimizer's param group. Where the coupling is on, `partitions`, `duals` (V), `lams` (λ) and, under
+    magnitude scaling, `scales` (ε) run parallel to `params`; where it is off they are empty.
+    """
+
+    options: dict[str, Any]
+    first: bool
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
+    duals: list[Tensor] = field(default_factory=list)
+    lams: list[Number] = field(default_factory=list)
+    scales: list[Tensor] = field(default_factory=list)
+
+    def state(self, name: str) -> list[Tensor]:
+        return [s[name] for s in self.states]

@@ -1,0 +1,244 @@
+"""The iteration on lists of tensors, with torch's foreach operations: runs everywhere, compiles nothing.
+
+The coupling is ours; W then moves by torch's own functional SGD or AdamW on G + D. On a CPU the lists are worked off in
+pieces that stay in cache, so that temporaries cost neither memory traffic nor fresh pages; on an accelerator the
+whole list is one piece, so that it costs few launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from dessilbi.groups import Elements, shrinkage
+from dessilbi.kernels.bucket import Bucket
+
+# Elements of a piece on a CPU: half a dozen float32 arrays of this size fit a core's share of the last-level cache.
+PIECE = 1 << 18
+
+
+def sgd_step(bucket: Bucket) -> None:
+    """One step of DessiLBI."""
+
+    def move(piece: Piece, w: list[Tensor], g: list[Tensor]) -> None:
+        buffers = piece.cut(bucket.state("momentum_buffer")) if bucket.options["momentum"] else []
+        move_sgd(w, g, buffers, bucket.options, first=bucket.first)
+
+    _step(bucket, move, PIECE if bucket.params[0].device.type == "cpu" else None)
+
+
+def adamw_step(bucket: Bucket) -> None:
+    """One step of DessiAdamW."""
+
+    def move(piece: Piece, w: list[Tensor], g: list[Tensor]) -> None:
+        means, squares = piece.cut(bucket.state("exp_avg")), piece.cut(bucket.state("exp_avg_sq"))
+        move_adamw(w, g, means, squares, bucket.state("step"), bucket.options)
+
+    _step(bucket, move, None)
+
+
+def _step(bucket: Bucket, move: Callable[[Piece, list[Tensor], list[Tensor]], None], limit: int | None) -> None:
+    sign = -1.0 if bucket.options["maximize"] else 1.0
+    factors = _group_factors(bucket) if bucket.partitions else None
+    for piece in _pieces(bucket, limit):
+        params, grads = piece.cut(bucket.params), piece.cut(bucket.grads)
+        w = full_precision(params)
+        if factors is None:
+            g = full_precision(grads)
+            # A copy also for nesterov: torch's foreach code adds the momentum to the gradients in place.
+            if sign < 0 or bucket.options.get("nesterov"):
+                g = list(torch._foreach_mul(g, sign))
+        else:
+            g = _couple(bucket, piece, factors, w)
+            torch._foreach_add_(g, full_precision(grads), alpha=sign)
+        move(piece, w, g)
+        if w is not params:
+            torch._foreach_copy_(params, w)
+
+
+def full_precision(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors themselves, or float32 copies where they are of half precision: the state is float32 then."""
+    return tensors if tensors[0].dtype.itemsize > 2 else [t.float() for t in tensors]
+
+
+def move_sgd(
+    params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], options: dict[str, Any], *, first: bool
+) -> None:
+    """torch.optim.SGD with step κα; the buffers start at zero, so that the first gradient comes in undamped.
+
+    A learning rate that is a tensor goes through torch's fused kernel, the only one that reads it on the device.
+    """
+    decay, lr = options["weight_decay"], options["kappa"] * options["lr"]
+    if options["decoupled_weight_decay"] and decay:
+        torch._foreach_mul_(params, 1 - decay)
+        decay = 0.0
+    on_device = isinstance(lr, Tensor) and not torch.compiler.is_compiling()
+    sgd(
+        params,
+        grads,
+        list(buffers) if options["momentum"] else [None] * len(params),
+        foreach=not on_device,
+        fused=on_device,
+        weight_decay=decay,
+        momentum=options["momentum"],
+        lr=lr,
+        dampening=0.0 if first else options["dampening"],
+        nesterov=options["nesterov"],
+        maximize=False,
+    )
+
+
+def move_adamw(
+    params: list[Tensor],
+    grads: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    options: dict[str, Any],
+) -> None:
+    """torch.optim.AdamW with step κα, by torch's fused kernel where the device has one."""
+    fused = options["foreach"] is not True and params[0].device.type in ("cpu", "cuda", "mps", "xpu")
+    adamw(
+        params,
+        grads,
+        means,
+        squares,
+        [],
+        steps,
+        foreach=not fused,
+        fused=fused,
+        amsgrad=False,
+        beta1=options["betas"][0],
+        beta2=options["betas"][1],
+        lr=options["kappa"] * options["lr"],
+        weight_decay=options["weight_decay"],
+        eps=options["eps"],
+        maximize=False,
+    )
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part of a bucket: which parameters, and of each which rows of its split view (None: all)."""
+
+    bucket: Bucket
+    which: list[int]
+    rows: list[slice | None]
+
+    def cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        parts = self.bucket.partitions
+        if not parts:
+            return [tensors[i] for i in self.which]
+        split = [parts[i].split(tensors[i]) for i in self.which]
+        return [t if r is None else t[r] for t, r in zip(split, self.rows, strict=True)]
+
+    def spread(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """One value a group of every parameter, broadcastable against this piece of it."""
+        full = [self.bucket.partitions[i].spread(values[i]) for i in self.which]
+        return [
+            t if r is None or t.ndim == 0 or t.shape[0] == 1 else t[r] for t, r in zip(full, self.rows, strict=True)
+        ]
+
+    def pick(self, values: Sequence[Any]) -> list[Any]:
+        return [values[i] for i in self.which]
+
+
+def _pieces(bucket: Bucket, limit: int | None) -> Iterator[Piece]:
+    """The bucket in pieces of about `limit` elements: long tensors are cut into rows, short ones put together."""
+    piece, filled = Piece(bucket, [], []), 0
+    for i, p in enumerate(bucket.params):
+        size = p.numel()
+        if limit is None or size <= limit or not bucket.partitions:
+            if limit is not None and filled and filled + size > limit:
+                yield piece
+                piece, filled = Piece(bucket, [], []), 0
+            piece.which.append(i)
+            piece.rows.append(None)
+            filled += size
+            continue
+        rows = bucket.partitions[i].split(p).shape[0]
+        step = max(1, rows * limit // size)
+        for start in range(0, rows, step):
+            yield Piece(bucket, [i], [slice(start, min(start + step, rows))])
+    if piece.which:
+        yield piece
+
+
+@dataclass(slots=True)
+class _Factors:
+    """What a whole tensor must be read for, before its pieces move.
+
+    For groups `shrink` is κ·ε·max(0, 1 − λ/‖V_g‖) and, under magnitude scaling, `rise` is β; for single elements there
+    is only `room`, max(1 − ρ, beta_min).
+    """
+
+    shrink: list[Tensor]
+    rise: list[Tensor]
+    room: list[Tensor]
+
+
+def _group_factors(bucket: Bucket) -> _Factors:
+    options = bucket.options
+    factors = _Factors([], [], [])
+    if isinstance(bucket.partitions[0], Elements):
+        if bucket.scales:
+            for w, v, e, t in zip(bucket.params, bucket.duals, bucket.scales, bucket.lams, strict=True):
+                active = torch.count_nonzero((v.abs() > t) & (e > 0))
+                factors.room.append(_room(active, torch.count_nonzero(w), options, v.dtype))
+        return factors
+    for i, part in enumerate(bucket.partitions):
+        norms = part.norms(part.split(bucket.duals[i]))
+        threshold = part.threshold(bucket.lams[i], bucket.params[i].shape, options["size_normalised"])
+        shrink = shrinkage(norms, threshold).mul_(options["kappa"])
+        if bucket.scales:
+            scale = bucket.scales[i]
+            shrink.mul_(scale)
+            norms = part.norms(part.split(full_precision([bucket.params[i]])[0]))
+            room = _room(torch.count_nonzero(shrink), torch.count_nonzero(norms), options, norms.dtype)
+            factors.rise.append(room / norms.clamp_min(1))
+            scale.copy_(norms)
+        factors.shrink.append(shrink)
+    return factors
+
+
+def _room(active: Tensor, alive: Tensor, options: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    """max(1 − ρ, beta_min), the part of a layer that is not selected yet."""
+    return (1 - active.to(dtype) / alive.clamp_min(1)).clamp_min_(options["beta_min"])
+
+
+def _couple(bucket: Bucket, piece: Piece, factors: _Factors, w: list[Tensor]) -> list[Tensor]:
+    """Move V by α·β ⊙ D and return D = (W − Γ)/ν, fresh."""
+    options = bucket.options
+    nu, lr, kappa = options["nu"], options["lr"], options["kappa"]
+    v = piece.cut(bucket.duals)
+    if factors.shrink:
+        d = list(torch._foreach_addcmul(w, v, piece.spread(factors.shrink), value=-1.0))
+        rise = torch._foreach_mul(d, piece.spread(factors.rise)) if factors.rise else d
+    else:
+        shrunk = torch._foreach_abs(v)
+        torch._foreach_sub_(shrunk, piece.pick(bucket.lams))
+        torch._foreach_clamp_min_(shrunk, 0.0)
+        scale = piece.cut(bucket.scales) if bucket.scales else None
+        if scale:
+            torch._foreach_mul_(shrunk, scale)
+        d = list(torch._foreach_addcmul(w, shrunk, torch._foreach_sign(v), value=-kappa))
+        rise = d
+        if scale:
+            torch._foreach_copy_(scale, w)
+            torch._foreach_abs_(scale)
+            rise = list(torch._foreach_clamp_min(scale, 1.0))
+            torch._foreach_reciprocal_(rise)
+            torch._foreach_mul_(rise, piece.pick(factors.room))
+            torch._foreach_mul_(rise, d)
+    if isinstance(lr, Tensor):
+        torch._foreach_add_(v, torch._foreach_mul(rise, lr / nu))
+    else:
+        torch._foreach_add_(v, rise, alpha=lr / nu)
+    torch._foreach_mul_(d, 1 / nu)
+    return d

@@ -1,0 +1,519 @@
+"""The optimizers: thin classes over the kernels, in the manners of torch.optim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from dessilbi import iteration
+from dessilbi.groups import Elements, Number, Partition, Slices, partition, transposed_filters
+from dessilbi.kernels import Bucket, Kernel, adamw_kernel, sgd_kernel
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class _InverseScaleSpace(Optimizer):
+    """What DessiLBI and DessiAdamW share: the groups, the dual variable V, and reading Γ from it."""
+
+    _rules: ClassVar[dict[str, tuple[Callable[[float], bool], str]]] = {
+        "lr": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
+        "kappa": (lambda x: 0 < x < math.inf, "a finite number > 0"),
+        "nu": (lambda x: x > 0, "a number > 0 (inf switches the coupling off)"),
+        "lam": (lambda x: x >= 0, "a number ≥ 0"),
+        "weight_decay": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
+        "beta_min": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
+    }
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        defaults = {**defaults, "group": "auto", "size_normalised": False}
+        self._check_options(defaults)
+        super().__init__(params, defaults)
+
+    # -- what the user passes ------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group: `params` and, beside the options of the constructor, `group` and `size_normalised`."""
+        if isinstance(param_group, dict):
+            given = param_group.get("params")
+            param_group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given or ())}
+            self._check_options({**self.defaults, **param_group})
+            self._check_params(param_group)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        lr = group["lr"]
+        device = lr.device if isinstance(lr, Tensor) else torch.device("cpu")
+        group.setdefault("time", torch.zeros((), dtype=torch.float64, device=device))
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        for name, (valid, need) in self._rules.items():
+            value = options[name]
+            # Tensors live on a device; looking at their value would wait for it.
+            if isinstance(value, Tensor):
+                if value.ndim > (name == "lam") or name not in ("lr", "lam"):
+                    raise ValueError(f"{name} must be {need}, got a tensor of shape {tuple(value.shape)}")
+            elif not isinstance(value, (int, float, Real)) or isinstance(value, bool):
+                raise TypeError(f"{name} must be {need}, got {value!r} ({type(value).__name__})")
+            elif not valid(float(value)):
+                raise ValueError(f"{name} must be {need}, got {value!r}")
+        if options["fused"] and options["foreach"]:
+            raise ValueError("fused=True and foreach=True exclude each other: choose one, or leave both None")
+
+    def _check_params(self, param_group: dict[str, Any]) -> None:
+        known = {id(p) for g in self.param_groups for p in g["params"]}
+        for position, entry in enumerate(param_group["params"]):
+            name, p = entry if isinstance(entry, tuple) else (f"params[{position}]", entry)
+            if not isinstance(p, Tensor):
+                continue
+            if id(p) in known:
+                raise ValueError(
+                    f"params: {name} of shape {tuple(p.shape)} appears twice, in one group or in two; give each parameter once"
+                )
+            known.add(id(p))
+            if not p.is_floating_point():
+                raise ValueError(f"params: {name} is {p.dtype}; only real floating-point parameters can be optimized")
+            try:
+                partition(param_group.get("group", "auto"), p.shape)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        lam = param_group.get("lam", self.defaults["lam"])
+        if isinstance(lam, Tensor) and lam.ndim == 1 and len(lam) != len(param_group["params"]):
+            raise ValueError(
+                f"lam has {len(lam)} entries for {len(param_group['params'])} parameters: give one each, or one"
+            )
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _kernel(self, bucket: Bucket) -> Kernel:
+        raise RuntimeError("subclasses choose the kernel")
+
+    def _begin(self, p: Tensor, state: dict[str, Any], options: dict[str, Any]) -> bool:
+        """Give a parameter the base optimizer's state if it has none yet; True if it was given now."""
+        raise RuntimeError("subclasses say what they keep")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step. `closure`, if given, re-evaluates the model and returns the loss, which is passed on."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.defaults["error_if_nonfinite"]:
+            self._check_gradients()
+        for group in self.param_groups:
+            for bucket in self._buckets(group):
+                self._kernel(bucket)(bucket)
+            group["time"].add_(group["lr"])
+        return loss
+
+    def _buckets(self, group: dict[str, Any]) -> Iterable[Bucket]:
+        """The group's parameters that have a gradient, sorted into lists that take the same step."""
+        buckets: dict[tuple[Any, ...], Bucket] = {}
+        on = group["nu"] != math.inf
+        for i, p in enumerate(group["params"]):
+            g = p.grad
+            if g is None:
+                continue
+            if g.layout != torch.strided:
+                raise ValueError(
+                    f"the gradient of parameter {_name(group, i)} is sparse ({g.layout}); "
+                    "make it dense, for example with Embedding(sparse=False)"
+                )
+            part = partition(group["group"], p.shape) if on else None
+            state = self.state[p]
+            first = self._begin(p, state, group)
+            key = (p.device, p.dtype, first, part is not None, isinstance(part, Elements))
+            bucket = buckets.get(key)
+            if bucket is None:
+                bucket = buckets[key] = Bucket(group, first)
+            bucket.params.append(p)
+            bucket.grads.append(g)
+            bucket.states.append(state)
+            if part is None:
+                continue
+            if "dual" not in state:
+                state["dual"] = _zeros(p)
+            if group["scaling"] and "scale" not in state:
+                state["scale"] = iteration.zero_scale(state["dual"], part)
+            bucket.partitions.append(part)
+            bucket.duals.append(state["dual"])
+            bucket.lams.append(_lam(group, i))
+            if group["scaling"]:
+                bucket.scales.append(state["scale"])
+        return buckets.values()
+
+    def _check_gradients(self) -> None:
+        named = [
+            (_name(g, i), p.grad) for g in self.param_groups for i, p in enumerate(g["params"]) if p.grad is not None
+        ]
+        if not named:
+            return
+        largest = torch._foreach_norm([g for _, g in named], math.inf)
+        bad = ~torch.stack([x.to(largest[0].device, torch.float32) for x in largest]).isfinite()
+        if bad.any():
+            first = named[int(bad.nonzero()[0])][0]
+            raise ValueError(
+                f"the gradient of {first} is not finite (error_if_nonfinite=True): nothing was changed; "
+                "lower lr, clip the gradients, or skip this batch"
+            )
+
+    # -- reading the result --------------------------------------------------------------------------------------
+
+    def _locate(self, p: Tensor) -> tuple[dict[str, Any], int]:
+        for group in self.param_groups:
+            for i, q in enumerate(group["params"]):
+                if q is p:
+                    return group, i
+        raise ValueError(f"this tensor of shape {tuple(p.shape)} is not one of the optimizer's parameters")
+
+    def _read(self, p: Tensor) -> tuple[dict[str, Any], Partition, Tensor, Tensor | None, Number]:
+        group, i = self._locate(p)
+        part = partition(group["group"], p.shape)
+        if part is None:
+            raise ValueError(f"{_name(group, i)} of shape {tuple(p.shape)} is not penalised (group=None): it has no Γ")
+        state = self.state.get(p, {})
+        v = state.get("dual")
+        v = _zeros(p) if v is None else v
+        scale = state.get("scale") if group["scaling"] else None
+        return group, part, v, scale, _lam(group, i)
+
+    @torch.no_grad()
+    def gamma(self, p: Tensor) -> Tensor:
+        """Γ of a penalised parameter, a new tensor shaped like it, read with the λ now in force."""
+        group, part, v, scale, lam = self._read(p)
+        return iteration.gamma(
+            v, part, kappa=group["kappa"], lam=lam, scale=scale, size_normalised=group["size_normalised"]
+        )
+
+    def dual(self, p: Tensor) -> Tensor:
+        """V of a penalised parameter: the optimizer's own tensor, not a copy (zeros before the first step)."""
+        return self._read(p)[2]
+
+    @torch.no_grad()
+    def support(self, p: Tensor) -> Tensor:
+        """Where Γ is not zero: bool, one entry a group; elementwise, shaped like `p`, for `group="weight"`."""
+        group, part, v, scale, lam = self._read(p)
+        return iteration.support(v, part, lam=lam, scale=scale, size_normalised=group["size_normalised"])
+
+    def partition(self, p: Tensor) -> Partition | None:
+        """How a parameter is cut into groups; None where it is not penalised."""
+        return partition(self._locate(p)[0]["group"], p.shape)
+
+    def penalised(self) -> list[tuple[Tensor, Partition]]:
+        """The penalised parameters and their partitions, in the optimizer's order."""
+        pairs = [(p, partition(g["group"], p.shape)) for g in self.param_groups for p in g["params"]]
+        return [(p, part) for p, part in pairs if part is not None]
+
+    @property
+    def lam(self) -> Number | list[Number]:
+        """λ of the penalised groups: one value if they share it, else a list. Setting it sets all of them."""
+        values = [g["lam"] for g in self.param_groups if g["group"] is not None]
+        one = bool(values) and all(
+            v is values[0] or (not isinstance(v, Tensor) and not isinstance(values[0], Tensor) and v == values[0])
+            for v in values
+        )
+        return values[0] if one else values
+
+    @lam.setter
+    def lam(self, value: Number) -> None:
+        valid, need = self._rules["lam"]
+        if not isinstance(value, Tensor) and not valid(value):
+            raise ValueError(f"lam must be {need}, got {value!r}")
+        for group in self.param_groups:
+            if group["group"] is not None:
+                _assign(group, "lam", value)
+
+    @property
+    def time(self) -> float:
+        """Path time t = Σ α_i of the first penalised group (of the first group if there is none)."""
+        groups = [g for g in self.param_groups if g["group"] is not None] or self.param_groups
+        return float(groups[0]["time"])
+
+    # -- saving and loading --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, of tensors and plain values only; a Partition object becomes its description."""
+        state_dict = super().state_dict()
+        for group in state_dict["param_groups"]:
+            group["group"] = _description(group["group"])
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """As in torch. State of half-precision parameters stays in float32; partitions must be the same as before."""
+        own = self.param_groups
+        saved_groups = state_dict["param_groups"]
+        for i, (mine, saved) in enumerate(zip(own, saved_groups, strict=False)):
+            if _description(mine["group"]) != saved.get("group"):
+                raise ValueError(
+                    f"state_dict: param group {i} was saved with group={saved.get('group')!r}, "
+                    f"but this optimizer has group={_description(mine['group'])!r}; build it with the same groups"
+                )
+        super().load_state_dict(state_dict)
+        for mine, saved, loaded in zip(own, saved_groups, self.param_groups, strict=True):
+            loaded["group"] = mine["group"]
+            for option in ("lr", "lam", "time"):
+                value, loaded[option] = loaded[option], mine[option]
+                _assign(loaded, option, value)
+            for index, p in zip(saved["params"], loaded["params"], strict=True):
+                for key, value in state_dict["state"].get(index, {}).items():
+                    if key == "step":
+                        self.state[p][key] = value.to(_step_device(p, loaded), copy=True)
+                    elif isinstance(value, Tensor):
+                        self.state[p][key] = value.to(p.device, state_dtype(p), copy=True)
+
+
+def state_dtype(p: Tensor) -> torch.dtype:
+    """The dtype of a parameter's state: its own, or float32 where that is of half precision."""
+    return torch.float32 if p.dtype.itemsize <= 2 else p.dtype
+
+
+def _zeros(p: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=state_dtype(p), memory_format=torch.preserve_format)
+
+
+def _step_device(p: Tensor, options: dict[str, Any]) -> torch.device:
+    """Where AdamW's step count lives: torch's fused kernel reads it on the device, its foreach code on the host."""
+    return torch.device("cpu") if options["foreach"] else p.device
+
+
+def _assign(group: dict[str, Any], option: str, value: Number) -> None:
+    """Set an option that may be a tensor others hold on to (a CUDA graph, a controller): then in place."""
+    held = group[option]
+    if isinstance(held, Tensor) and (not isinstance(value, Tensor) or value.ndim <= held.ndim):
+        held.copy_(value) if isinstance(value, Tensor) else held.fill_(value)
+    else:
+        group[option] = value
+
+
+def _lam(group: dict[str, Any], i: int) -> Number:
+    lam: Number = group["lam"]
+    return lam[i] if isinstance(lam, Tensor) and lam.ndim == 1 else lam
+
+
+def _name(group: dict[str, Any], i: int) -> str:
+    return str(group["param_names"][i]) if "param_names" in group else f"params[{i}]"
+
+
+def _description(group: str | Partition | None) -> Any:
+    return group.describe() if isinstance(group, Partition) else group
+
+
+class DessiLBI(_InverseScaleSpace):
+    r"""SGD that finds the network's structure while it trains (DessiLBI).
+
+    Beside the weights W, every penalised tensor has a dual variable V and a sparse Γ, its reading. With G the gradient
+    of the loss, D = (W − Γ)/ν, and α = `lr`, κ = `kappa`, ν = `nu`, λ = `lam`:
+
+    .. math::
+        u &\leftarrow \mu u + (1 - \text{dampening})(G + \text{wd}\, W + D) \\
+        V &\leftarrow V + \alpha\, \beta \odot D \\
+        W &\leftarrow W - \kappa \alpha\, u \\
+        \Gamma &= \kappa\, \varepsilon \odot \mathrm{Prox}_\lambda(V)
+
+    V grows with the weights that training keeps asking for, and a group enters Γ when its ‖V_g‖ passes λ: important
+    groups first. `support(p)` is the structure found so far. β = ε = 1 unless `scaling` is on. The state is that of
+    SGD and one tensor more, V; Γ is computed, not stored.
+
+    Args:
+        params: tensors, (name, tensor) pairs or param groups, each with an optional `group`, the kind of its groups:
+            "weight", "filter", "neuron", "input", "layer", a :class:`~dessilbi.Partition`, or None (not penalised; plain
+            SGD with step κα). Without `group`, tensors of three or more dimensions are "filter", matrices "weight",
+            and the rest is not penalised. :func:`param_groups` sorts a whole model.
+        lr: the step size α; a number, or a 0-d tensor where the step is captured in a CUDA graph.
+        kappa: damping; W moves with κα.
+        nu: how far Γ may lag behind W. 1/ν acts on unselected weights like extra weight decay: too small a ν costs
+            accuracy, too large a ν slows the path. 100 to 2000 for image networks; `inf` switches the coupling off.
+        lam: the threshold; higher is sparser. What it should be grows with path time Σα: let
+            :class:`~dessilbi.TargetThreshold` set it if you know which fraction you want to keep. A number, a 0-d tensor,
+            or a tensor with one entry a parameter of the group.
+        momentum, dampening, nesterov, weight_decay, maximize, foreach: as in :class:`torch.optim.SGD`.
+        fused: True: one pass over memory, or an error that says why not. None: where it costs no compilation.
+        decoupled_weight_decay: the paper's Mom-Wd form, W ← … − wd·W, not multiplied by the step size.
+        scaling: magnitude scaling, which makes the ‖V_g‖ of different layers comparable: V moves by
+            β_j = max(1 − ρ, beta_min)/max(1, ‖W_j‖), with ρ the selected fraction of the layer, and ε_j = ‖W_j‖.
+        beta_min: the least that the factor 1 − ρ may become.
+        error_if_nonfinite: raise, and change nothing, if a gradient is NaN or infinite. It waits for the device at
+            every step. By default such gradients do what they do in torch.
+
+    `opt.lam = x` sets λ between steps. A step size α < 2/(κ(L + 2/ν)), L the Lipschitz constant of the gradient, is
+    always safe without momentum.
+    """
+
+    _rules: ClassVar = {
+        **_InverseScaleSpace._rules,
+        "momentum": (lambda x: 0 <= x < 1, "a number in [0, 1)"),
+        "dampening": (lambda x: -math.inf < x < math.inf, "a finite number"),
+    }
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: Number,
+        *,
+        kappa: float = 1.0,
+        nu: float = 100.0,
+        lam: Number = 1.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        scaling: bool = False,
+        beta_min: float = 1e-2,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> None:
+        options = locals()
+        super().__init__(params, {k: v for k, v in options.items() if k not in ("self", "params", "__class__")})
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        super()._check_options(options)
+        if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
+            raise ValueError(
+                "nesterov=True needs momentum > 0 and dampening = 0, "
+                f"got momentum={options['momentum']!r}, dampening={options['dampening']!r}"
+            )
+
+    def _kernel(self, bucket: Bucket) -> Kernel:
+        return sgd_kernel(bucket)
+
+    def _begin(self, p: Tensor, state: dict[str, Any], options: dict[str, Any]) -> bool:
+        if not options["momentum"] or "momentum_buffer" in state:
+            return False
+        state["momentum_buffer"] = _zeros(p)
+        return True
+
+
+class DessiAdamW(_InverseScaleSpace):
+    r"""AdamW that finds the network's structure while it trains.
+
+    V and Γ move as in :class:`DessiLBI`; W moves by :class:`torch.optim.AdamW`, with step κα, applied to G + D. For
+    transformers, and wherever SGD does not train. Arguments as in both; `nu=inf` is AdamW.
+    """
+
+    _rules: ClassVar = {
+        **_InverseScaleSpace._rules,
+        "eps": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
+    }
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: Number = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        kappa: float = 1.0,
+        nu: float = 100.0,
+        lam: Number = 1.0,
+        scaling: bool = False,
+        beta_min: float = 1e-2,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> None:
+        options = locals()
+        super().__init__(params, {k: v for k, v in options.items() if k not in ("self", "params", "__class__")})
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        super()._check_options(options)
+        betas: Sequence[float] = options["betas"]
+        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
+
+    def _kernel(self, bucket: Bucket) -> Kernel:
+        return adamw_kernel(bucket)
+
+    def _begin(self, p: Tensor, state: dict[str, Any], options: dict[str, Any]) -> bool:
+        if "step" in state:
+            return False
+        state["step"] = torch.zeros((), device=_step_device(p, options))
+        state["exp_avg"], state["exp_avg_sq"] = _zeros(p), _zeros(p)
+        return True
+
+
+def param_groups(
+    model: nn.Module,
+    conv: str | Partition | None = "filter",
+    linear: str | Partition | None = "weight",
+    exclude: Iterable[str | Tensor | nn.Module] = (),
+) -> list[dict[str, Any]]:
+    """Sort a model's parameters into param groups by the role they play.
+
+    Args:
+        model: any module.
+        conv: the group kind of convolution weights, transposed and grouped ones included.
+        linear: the group kind of linear weights (the projections of attention layers count as linear).
+        exclude: what is to be trained but not penalised: names ("fc", "features.0.weight"), parameters or modules. The
+            output layer is a usual candidate when whole neurons are selected.
+
+    Returns:
+        Groups with `params`, `param_names` order and `group`: one for each kind, and a last one, `group=None`, for
+        biases, normalisation and everything else.
+    """
+    names = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in names.values()):
+        raise ValueError("model has lazy layers without shapes yet: run one batch through it first")
+    left_out = _excluded(model, exclude)
+    kinds: dict[int, str | Partition | None] = {}
+    for module in model.modules():
+        for p, group in _weights(module, conv, linear):
+            if id(p) not in left_out:
+                kinds.setdefault(id(p), group)
+    groups: dict[Any, dict[str, Any]] = {}
+    for name, p in names.items():
+        group = kinds.get(id(p))
+        try:
+            partition(group, p.shape)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        entry = groups.setdefault(group, {"params": [], "group": group})
+        entry["params"].append((name, p))
+    unpenalised = groups.pop(None, None)
+    return list(groups.values()) + ([unpenalised] if unpenalised else [])
+
+
+def _weights(
+    module: nn.Module, conv: str | Partition | None, linear: str | Partition | None
+) -> Iterable[tuple[Tensor, str | Partition | None]]:
+    """The weights of a module that can be penalised, with their group."""
+    if isinstance(module, _TRANSPOSED):
+        if conv == "filter":
+            conv = transposed_filters(module.groups)
+        elif conv == "input":
+            conv = Slices((0,), kind="input")
+        yield module.weight, conv
+    elif isinstance(module, _CONVS):
+        if conv == "input" and module.groups > 1:
+            conv = Slices((0, 2), fold=module.groups, kind="input")
+        yield module.weight, conv
+    elif isinstance(module, nn.Linear):
+        yield module.weight, linear
+    elif isinstance(module, nn.MultiheadAttention):
+        for p in (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
+            if p is not None:
+                yield p, linear
+
+
+def _excluded(model: nn.Module, exclude: Iterable[str | Tensor | nn.Module]) -> set[int]:
+    if isinstance(exclude, (str, Tensor, nn.Module)):
+        exclude = (exclude,)
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    left_out: set[int] = set()
+    for item in exclude:
+        if isinstance(item, str):
+            if item not in modules and item not in parameters:
+                raise ValueError(f"exclude names {item!r}, which is neither a module nor a parameter of the model")
+            item = parameters[item] if item in parameters else modules[item]
+        left_out.update([id(item)] if isinstance(item, Tensor) else map(id, item.parameters()))
+    return left_out

@@ -1,0 +1,1 @@
+"""Slow, plain NumPy reference computations, written from the specification alone."""

@@ -34,7 +34,9 @@ def follow(optimizer, oracle, p, *, check_every=10):
 
 
 def close(actual, expected, size=None):
-    error = np.abs(actual.double().numpy() - expected).max() / max(np.abs(expected).max() if size is None else size, 1e-3)
+    error = np.abs(actual.double().numpy() - expected).max() / max(
+        np.abs(expected).max() if size is None else size, 1e-3
+    )
     assert error <= 1e-5
 
 

@@ -103,7 +103,9 @@ class Elements(Partition):
         return values.reshape(tuple(shape))
 
     def prox(self, v: Tensor, threshold: Number, norms: Tensor | None = None) -> Tensor:
-        return torch.copysign((v.abs() - threshold).clamp_min_(0), v)
+        if isinstance(threshold, Tensor) or threshold > torch.finfo(v.dtype).max:
+            return torch.copysign((v.abs() - threshold).clamp_min_(0), v)
+        return torch.nn.functional.softshrink(v, threshold)  # the same in one pass; takes finite numbers only
 
 
 @dataclass(frozen=True)

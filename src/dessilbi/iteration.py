@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from dessilbi.groups import Number, Partition
@@ -133,8 +132,3 @@ def support(
     if scale is not None:
         active = active & (scale > 0)
     return partition.flat(active, v.shape)
-
-
-def zero_scale(v: Tensor, partition: Partition) -> Tensor:
-    """ε before the first step."""
-    return torch.zeros_like(partition.norms(partition.split(v)))

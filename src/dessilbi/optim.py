@@ -73,7 +73,7 @@ class _InverseScaleSpace(Optimizer):
                 continue
             if id(p) in known:
                 raise ValueError(
-                    f"params: {name} of shape {tuple(p.shape)} appears twice, in one group or in two; give each parameter once"
+                    f"params: {name} of shape {tuple(p.shape)} appears twice, in one group or in two; give it once"
                 )
             known.add(id(p))
             if not p.is_floating_point():
@@ -140,7 +140,7 @@ class _InverseScaleSpace(Optimizer):
             if "dual" not in state:
                 state["dual"] = _zeros(p)
             if group["scaling"] and "scale" not in state:
-                state["scale"] = iteration.zero_scale(state["dual"], part)
+                state["scale"] = part.norms(part.split(p.detach().to(state_dtype(p))))
             bucket.partitions.append(part)
             bucket.duals.append(state["dual"])
             bucket.lams.append(_lam(group, i))
@@ -172,38 +172,57 @@ class _InverseScaleSpace(Optimizer):
                     return group, i
         raise ValueError(f"this tensor of shape {tuple(p.shape)} is not one of the optimizer's parameters")
 
-    def _read(self, p: Tensor) -> tuple[dict[str, Any], Partition, Tensor, Tensor | None, Number]:
+    def _penalised(self, p: Tensor) -> tuple[dict[str, Any], int, Partition]:
         group, i = self._locate(p)
         part = partition(group["group"], p.shape)
         if part is None:
             raise ValueError(f"{_name(group, i)} of shape {tuple(p.shape)} is not penalised (group=None): it has no Γ")
-        state = self.state.get(p, {})
-        v = state.get("dual")
-        v = _zeros(p) if v is None else v
-        scale = state.get("scale") if group["scaling"] else None
-        return group, part, v, scale, _lam(group, i)
+        return group, i, part
 
     @torch.no_grad()
     def gamma(self, p: Tensor) -> Tensor:
         """Γ of a penalised parameter, a new tensor shaped like it, read with the λ now in force."""
-        group, part, v, scale, lam = self._read(p)
+        group, i, part = self._penalised(p)
         return iteration.gamma(
-            v, part, kappa=group["kappa"], lam=lam, scale=scale, size_normalised=group["size_normalised"]
+            self.dual(p),
+            part,
+            kappa=group["kappa"],
+            lam=_lam(group, i),
+            scale=self.scale(p),
+            size_normalised=group["size_normalised"],
         )
 
     def dual(self, p: Tensor) -> Tensor:
         """V of a penalised parameter: the optimizer's own tensor, not a copy (zeros before the first step)."""
-        return self._read(p)[2]
+        self._penalised(p)
+        v: Tensor | None = self.state.get(p, {}).get("dual")
+        return _zeros(p) if v is None else v
+
+    def scale(self, p: Tensor) -> Tensor | None:
+        """ε of a penalised parameter under magnitude scaling, as its partition's `norms` shapes it; else None."""
+        group, _, _ = self._penalised(p)
+        return self.state.get(p, {}).get("scale") if group["scaling"] else None
 
     @torch.no_grad()
     def support(self, p: Tensor) -> Tensor:
         """Where Γ is not zero: bool, one entry a group; elementwise, shaped like `p`, for `group="weight"`."""
-        group, part, v, scale, lam = self._read(p)
-        return iteration.support(v, part, lam=lam, scale=scale, size_normalised=group["size_normalised"])
+        group, i, part = self._penalised(p)
+        return iteration.support(
+            self.dual(p), part, lam=_lam(group, i), scale=self.scale(p), size_normalised=group["size_normalised"]
+        )
+
+    def threshold(self, p: Tensor) -> Number:
+        """The λ in force for a penalised parameter."""
+        group, i, _ = self._penalised(p)
+        return _lam(group, i)
+
+    def options(self, p: Tensor) -> dict[str, Any]:
+        """The param group of a parameter."""
+        return self._locate(p)[0]
 
     def partition(self, p: Tensor) -> Partition | None:
         """How a parameter is cut into groups; None where it is not penalised."""
-        return partition(self._locate(p)[0]["group"], p.shape)
+        return partition(self.options(p)["group"], p.shape)
 
     def penalised(self) -> list[tuple[Tensor, Partition]]:
         """The penalised parameters and their partitions, in the optimizer's order."""
@@ -321,17 +340,17 @@ class DessiLBI(_InverseScaleSpace):
     SGD and one tensor more, V; Γ is computed, not stored.
 
     Args:
-        params: tensors, (name, tensor) pairs or param groups, each with an optional `group`, the kind of its groups:
-            "weight", "filter", "neuron", "input", "layer", a :class:`~dessilbi.Partition`, or None (not penalised; plain
-            SGD with step κα). Without `group`, tensors of three or more dimensions are "filter", matrices "weight",
-            and the rest is not penalised. :func:`param_groups` sorts a whole model.
+        params: tensors, (name, tensor) pairs or param groups, each with an optional `group`, the kind of its
+            groups: "weight", "filter", "neuron", "input", "layer", a :class:`~dessilbi.Partition`, or None (not
+            penalised; plain SGD with step κα). Without `group`, tensors of three or more dimensions are "filter",
+            matrices "weight", and the rest is not penalised. :func:`param_groups` sorts a whole model.
         lr: the step size α; a number, or a 0-d tensor where the step is captured in a CUDA graph.
         kappa: damping; W moves with κα.
         nu: how far Γ may lag behind W. 1/ν acts on unselected weights like extra weight decay: too small a ν costs
             accuracy, too large a ν slows the path. 100 to 2000 for image networks; `inf` switches the coupling off.
         lam: the threshold; higher is sparser. What it should be grows with path time Σα: let
-            :class:`~dessilbi.TargetThreshold` set it if you know which fraction you want to keep. A number, a 0-d tensor,
-            or a tensor with one entry a parameter of the group.
+            :class:`~dessilbi.TargetThreshold` set it if you know which fraction you want to keep. A number, a 0-d
+            tensor, or a tensor with one entry a parameter of the group.
         momentum, dampening, nesterov, weight_decay, maximize, foreach: as in :class:`torch.optim.SGD`.
         fused: True: one pass over memory, or an error that says why not. None: where it costs no compilation.
         decoupled_weight_decay: the paper's Mom-Wd form, W ← … − wd·W, not multiplied by the step size.

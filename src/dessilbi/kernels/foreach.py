@@ -45,7 +45,7 @@ def adamw_step(bucket: Bucket) -> None:
 
 def _step(bucket: Bucket, move: Callable[[Piece, list[Tensor], list[Tensor]], None], limit: int | None) -> None:
     sign = -1.0 if bucket.options["maximize"] else 1.0
-    factors = _group_factors(bucket) if bucket.partitions else None
+    factors = _factors(bucket, limit) if bucket.partitions else None
     for piece in _pieces(bucket, limit):
         params, grads = piece.cut(bucket.params), piece.cut(bucket.grads)
         w = full_precision(params)
@@ -55,8 +55,12 @@ def _step(bucket: Bucket, move: Callable[[Piece, list[Tensor], list[Tensor]], No
             if sign < 0 or bucket.options.get("nesterov"):
                 g = list(torch._foreach_mul(g, sign))
         else:
-            g = _couple(bucket, piece, factors, w)
-            torch._foreach_add_(g, full_precision(grads), alpha=sign)
+            g, rate = _couple(bucket, piece, factors, w), 1 / bucket.options["nu"]
+            if sign > 0:
+                g = list(torch._foreach_add(full_precision(grads), g, alpha=rate))
+            else:
+                torch._foreach_mul_(g, rate)
+                torch._foreach_sub_(g, full_precision(grads))
         move(piece, w, g)
         if w is not params:
             torch._foreach_copy_(params, w)
@@ -183,14 +187,18 @@ class _Factors:
     room: list[Tensor]
 
 
-def _group_factors(bucket: Bucket) -> _Factors:
+def _factors(bucket: Bucket, limit: int | None) -> _Factors:
     options = bucket.options
     factors = _Factors([], [], [])
     if isinstance(bucket.partitions[0], Elements):
         if bucket.scales:
-            for w, v, e, t in zip(bucket.params, bucket.duals, bucket.scales, bucket.lams, strict=True):
-                active = torch.count_nonzero((v.abs() > t) & (e > 0))
-                factors.room.append(_room(active, torch.count_nonzero(w), options, v.dtype))
+            active = [torch.zeros((), dtype=torch.long, device=v.device) for v in bucket.duals]
+            for piece in _pieces(bucket, limit):
+                shrunk = _shrunk(bucket, piece, piece.cut(bucket.duals))
+                for i, x in zip(piece.which, shrunk, strict=True):
+                    active[i].add_(torch.count_nonzero(x))
+            for w, v, n in zip(bucket.params, bucket.duals, active, strict=True):
+                factors.room.append(_room(n, torch.count_nonzero(w), options, v.dtype))
         return factors
     for i, part in enumerate(bucket.partitions):
         norms = part.norms(part.split(bucket.duals[i]))
@@ -212,33 +220,34 @@ def _room(active: Tensor, alive: Tensor, options: dict[str, Any], dtype: torch.d
     return (1 - active.to(dtype) / alive.clamp_min(1)).clamp_min_(options["beta_min"])
 
 
+def _shrunk(bucket: Bucket, piece: Piece, v: list[Tensor]) -> list[Tensor]:
+    """Γ/κ = ε ⊙ Prox_λ(V), where every element is a group."""
+    lams, elements = piece.pick(bucket.lams), bucket.partitions[0]
+    shrunk = [elements.prox(x, lam) for x, lam in zip(v, lams, strict=True)]
+    if bucket.scales:
+        torch._foreach_mul_(shrunk, piece.cut(bucket.scales))
+    return shrunk
+
+
 def _couple(bucket: Bucket, piece: Piece, factors: _Factors, w: list[Tensor]) -> list[Tensor]:
-    """Move V by α·β ⊙ D and return D = (W − Γ)/ν, fresh."""
+    """Move V by α·β ⊙ D and return ν·D = W − Γ, fresh."""
     options = bucket.options
-    nu, lr, kappa = options["nu"], options["lr"], options["kappa"]
+    rate = options["lr"] / options["nu"]
     v = piece.cut(bucket.duals)
     if factors.shrink:
         d = list(torch._foreach_addcmul(w, v, piece.spread(factors.shrink), value=-1.0))
-        rise = torch._foreach_mul(d, piece.spread(factors.rise)) if factors.rise else d
+        rise = list(torch._foreach_mul(d, piece.spread(factors.rise))) if factors.rise else d
     else:
-        shrunk = torch._foreach_abs(v)
-        torch._foreach_sub_(shrunk, piece.pick(bucket.lams))
-        torch._foreach_clamp_min_(shrunk, 0.0)
-        scale = piece.cut(bucket.scales) if bucket.scales else None
-        if scale:
-            torch._foreach_mul_(shrunk, scale)
-        d = list(torch._foreach_addcmul(w, shrunk, torch._foreach_sign(v), value=-kappa))
+        d = list(torch._foreach_add(w, _shrunk(bucket, piece, v), alpha=-options["kappa"]))
         rise = d
-        if scale:
+        if bucket.scales:
+            scale = piece.cut(bucket.scales)
             torch._foreach_copy_(scale, w)
             torch._foreach_abs_(scale)
-            rise = list(torch._foreach_clamp_min(scale, 1.0))
-            torch._foreach_reciprocal_(rise)
+            rise = list(torch._foreach_div(d, torch._foreach_clamp_min(scale, 1.0)))
             torch._foreach_mul_(rise, piece.pick(factors.room))
-            torch._foreach_mul_(rise, d)
-    if isinstance(lr, Tensor):
-        torch._foreach_add_(v, torch._foreach_mul(rise, lr / nu))
+    if isinstance(rate, Tensor):
+        torch._foreach_add_(v, torch._foreach_mul(rise, rate))
     else:
-        torch._foreach_add_(v, rise, alpha=lr / nu)
-    torch._foreach_mul_(d, 1 / nu)
+        torch._foreach_add_(v, rise, alpha=rate)
     return d

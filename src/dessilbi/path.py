@@ -1,0 +1,306 @@
+"""The path an optimizer leaves behind: which groups were in the support when, and how large they were.
+
+What is kept of every penalised tensor at every recorded point:
+
+- the support. It changes little from point to point, so what is stored is which groups changed: the gaps between
+  their numbers, a byte each (255 stands for 255 and more to come), deflated. That is close to the entropy of the
+  changes: a run of 200 points costs about a byte a weight;
+- ‖W_g‖, ‖V_g‖ and ‖Γ_g‖ for groups, or quantiles of |W|, |V| and |Γ| where every weight is a group.
+
+The rest (the entry of each group, the support at a point) is computed from that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dessilbi import files
+from dessilbi.groups import Partition
+from dessilbi.optim import DessiAdamW, DessiLBI
+
+NEVER = -1
+QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+
+_VERSION = 1
+# Quantiles are read from an evenly spaced sample of this many weights; a sort of all would cost a step or more.
+_SAMPLE = 1 << 14
+_LEVEL = 1
+
+
+class Norms(NamedTuple):
+    """‖W_g‖, ‖V_g‖, ‖Γ_g‖: each (points, groups), or (points, len(QUANTILES)) at the weight level."""
+
+    w: Tensor
+    v: Tensor
+    gamma: Tensor
+
+
+@dataclass
+class _Track:
+    """What is recorded of one tensor."""
+
+    kind: str
+    shape: tuple[int, ...]
+    groups: int
+    changes: list[bytes] = field(default_factory=list)
+    norms: list[np.ndarray] = field(default_factory=list)
+
+    def flips(self) -> Iterator[np.ndarray]:
+        """The numbers of the groups that entered or left, at every point."""
+        return map(_decode, self.changes)
+
+    def supports(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The support at every point (one array, changing) and which groups changed there."""
+        support = np.zeros(self.groups, dtype=bool)
+        for flips in self.flips():
+            support[flips] ^= True
+            yield support, flips
+
+    def outward(self, values: np.ndarray) -> Tensor:
+        """One value a group, as the optimizer's `support` shapes it."""
+        out = torch.from_numpy(values)
+        return out.view(self.shape) if self.kind == "weight" else out
+
+
+def _encode(flips: np.ndarray) -> bytes:
+    """Ascending numbers as deflated gaps."""
+    more, rest = np.divmod(np.diff(flips, prepend=-1) - 1, 255)
+    gaps = np.full(int(more.sum()) + rest.size, 255, dtype=np.uint8)
+    gaps[np.cumsum(more + 1) - 1] = rest
+    return zlib.compress(gaps.tobytes(), _LEVEL)
+
+
+def _decode(change: bytes) -> np.ndarray:
+    gaps = np.frombuffer(zlib.decompress(change), dtype=np.uint8)
+    ends = np.cumsum(gaps, dtype=np.int64)[gaps < 255]
+    return ends + np.arange(ends.size)
+
+
+class Path:
+    """The record of a run.
+
+    Args:
+        model: gives the tensors their names.
+        optimizer: the penalised tensors of this optimizer are recorded.
+
+    Example:
+        >>> path = Path(model, optimizer)
+        >>> for epoch in range(epochs):
+        ...     train(...)
+        ...     path.record(epoch + 1, accuracy=evaluate(model))
+        >>> path.save("run.path")
+    """
+
+    def __init__(self, model: nn.Module, optimizer: DessiLBI | DessiAdamW) -> None:
+        self._records: list[dict[str, Any]] = []
+        self._tracks: dict[str, _Track] = {}
+        self._attached: list[tuple[str, Tensor, Partition]] = []
+        self._last: dict[str, Tensor] = {}
+        self._optimizer: DessiLBI | DessiAdamW | None = None
+        self.attach(model, optimizer)
+
+    def attach(self, model: nn.Module, optimizer: DessiLBI | DessiAdamW) -> None:
+        """Go on recording this model: after `load`, to resume a run. The tensors must be those of the record."""
+        names = {id(p): _clean(name) for name, p in _unwrap(model).named_parameters()}
+        attached = []
+        for p, part in optimizer.penalised():
+            if id(p) not in names:
+                raise ValueError(
+                    f"the optimizer's penalised parameter of shape {tuple(p.shape)} is not a parameter of the model"
+                )
+            attached.append((names[id(p)], p, part))
+        if not attached:
+            raise ValueError("the optimizer penalises nothing: there is no path to record")
+        fresh = {name: _Track(part.kind, tuple(p.shape), part.count(p.shape)) for name, p, part in attached}
+        if self._tracks:
+            wanted = {name: (t.kind, t.shape, t.groups) for name, t in self._tracks.items()}
+            given = {name: (t.kind, t.shape, t.groups) for name, t in fresh.items()}
+            if wanted != given:
+                differ = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+                raise ValueError(
+                    f"the model does not fit this path: {differ[0]} is {given.get(differ[0], 'missing')}, "
+                    f"recorded was {wanted.get(differ[0], 'nothing')}"
+                )
+        else:
+            self._tracks = fresh
+        self._attached, self._optimizer = attached, optimizer
+        self._last = {
+            name: (self.support(name) if self._records else torch.zeros_like(optimizer.support(p))).to(p.device)
+            for name, p, _ in attached
+        }
+
+    @torch.no_grad()
+    def record(self, point: float, **scalars: float) -> None:
+        """Record this moment. `point` is where the run is, in epochs say; scalars (loss, accuracy) go with it."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise ValueError("this path was loaded from a file: attach(model, optimizer) before recording")
+        lam = optimizer.lam
+        shared = not isinstance(lam, list) and not (isinstance(lam, Tensor) and lam.ndim)
+        fixed = {"point": float(point), "time": optimizer.time, "lam": float(lam) if shared else math.nan}  # type: ignore[arg-type]
+        clash = fixed.keys() & scalars.keys()
+        if clash:
+            raise ValueError(f"record(…, {clash.pop()}=…): the path keeps that by itself; choose another name")
+        found = [(name, optimizer.support(p), _summary(optimizer, p, part)) for name, p, part in self._attached]
+        for name, support, norms in found:
+            flips = (support ^ self._last[name]).flatten().nonzero().flatten().cpu().numpy()
+            self._last[name] = support
+            self._tracks[name].changes.append(_encode(flips))
+            self._tracks[name].norms.append(norms.cpu().numpy())
+        self._records.append({**fixed, **{k: float(v) for k, v in scalars.items()}})
+
+    # -- queries -------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The recorded tensors."""
+        return list(self._tracks)
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """The recorded points: `point`, path `time`, `lam` (NaN where tensors have their own) and the scalars."""
+        return [dict(r) for r in self._records]
+
+    def kind(self, name: str) -> str:
+        """The kind of groups of a tensor."""
+        return self._track(name).kind
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return self._track(name).shape
+
+    def entry(self, name: str) -> Tensor:
+        """For every group the index of the first recorded point with it in the support; `NEVER` if there is none."""
+        track = self._track(name)
+        entry = np.full(track.groups, NEVER, dtype=np.int32)
+        for index, (support, flips) in enumerate(track.supports()):
+            entered = flips[support[flips]]
+            entry[entered[entry[entered] == NEVER]] = index
+        return track.outward(entry)
+
+    def support(self, name: str, at: int = -1) -> Tensor:
+        """The support at a recorded point (an index into `points`): bool, shaped as the optimizer's."""
+        track, index = self._track(name), self._index(at)
+        support = np.zeros(track.groups, dtype=bool)
+        for flips in itertools.islice(track.flips(), index + 1):
+            support[flips] ^= True
+        return track.outward(support)
+
+    def norms(self, name: str) -> Norms:
+        """‖W_g‖, ‖V_g‖ and ‖Γ_g‖ at every point; at the weight level their `QUANTILES`."""
+        track = self._track(name)
+        width = len(QUANTILES) if track.kind == "weight" else track.groups
+        stacked = np.stack(track.norms) if track.norms else np.zeros((0, 3, width), dtype=np.float32)
+        return Norms(*(torch.from_numpy(np.ascontiguousarray(stacked[:, i])) for i in range(3)))
+
+    def keep(self, name: str | None = None) -> Tensor:
+        """The fraction of groups in the support at every point, of one tensor or of all together."""
+        tracks = list(self._tracks.values()) if name is None else [self._track(name)]
+        counts = [[int(support.sum()) for support, _ in t.supports()] for t in tracks]
+        total = sum(t.groups for t in tracks)
+        return torch.tensor(counts, dtype=torch.float64).view(len(tracks), len(self)).sum(0) / max(1, total)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _track(self, name: str) -> _Track:
+        if name not in self._tracks:
+            raise ValueError(f"no tensor {name!r} in this path; it has {', '.join(self._tracks)}")
+        return self._tracks[name]
+
+    def _index(self, at: int) -> int:
+        if not -len(self) <= at < len(self):
+            raise ValueError(f"at={at} is outside this path of {len(self)} points")
+        return at % len(self)
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the record: safetensors with a JSON header, replacing an old file only when all is on disk."""
+        arrays: dict[str, np.ndarray] = {}
+        for i, track in enumerate(self._tracks.values()):
+            arrays[f"{i}.changes"] = np.frombuffer(b"".join(track.changes), dtype=np.uint8)
+            arrays[f"{i}.lengths"] = np.array([len(c) for c in track.changes], dtype=np.int64)
+            if track.norms:
+                arrays[f"{i}.norms"] = np.stack(track.norms)
+        tensors = [
+            {"name": name, "kind": t.kind, "shape": t.shape, "groups": t.groups} for name, t in self._tracks.items()
+        ]
+        files.save_arrays(file, "path", _VERSION, arrays, {"points": self._records, "tensors": tensors})
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> Path:
+        """Read a record. To go on recording, `attach` it to the resumed model and optimizer."""
+        arrays, header = files.load_arrays(file, "path", _VERSION)
+        path = cls.__new__(cls)
+        path._attached, path._last, path._optimizer = [], {}, None
+        try:
+            path._records = header["points"]
+            path._tracks = {t["name"]: _track(t, i, arrays) for i, t in enumerate(header["tensors"])}
+        except (zlib.error, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(file)}: damaged path file ({error})") from None
+        return path
+
+
+def _track(described: dict[str, Any], i: int, arrays: dict[str, np.ndarray]) -> _Track:
+    """A tensor's record out of a file."""
+    groups, lengths = described["groups"], arrays[f"{i}.lengths"]
+    data, ends = arrays[f"{i}.changes"].tobytes(), np.cumsum(lengths)
+    changes = [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+    track = _Track(described["kind"], tuple(described["shape"]), groups, changes, list(arrays.get(f"{i}.norms", ())))
+    for flips in track.flips():
+        if flips.size and flips[-1] >= groups:
+            raise ValueError(f"{described['name']} has no group {flips[-1]}")
+    return track
+
+
+def early_points(steps: int, count: int = 5) -> list[int]:
+    """Log-spaced steps inside the first epoch of `steps` steps, where most of the path happens: 1 ≤ … < steps."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    return sorted({round(steps ** (i / count)) for i in range(count)} - {steps})
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """The user's module inside torch.compile and DistributedDataParallel."""
+    while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or hasattr(model, "_orig_mod"):
+        inner: nn.Module = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
+        model = inner
+    return model
+
+
+def _clean(name: str) -> str:
+    """A parameter's name without the traces of compiled or checkpointed submodules."""
+    return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.)", "", name).lstrip(".")
+
+
+def _summary(optimizer: DessiLBI | DessiAdamW, p: Tensor, part: Partition) -> Tensor:
+    """Norms of W, V and Γ by group, or their quantiles at the weight level: (3, groups or quantiles), float32."""
+    if part.kind != "weight":
+        tensors = (p.to(torch.float32), optimizer.dual(p), optimizer.gamma(p))
+        return torch.stack([part.norms(part.split(x)).flatten().float() for x in tensors])
+    stride = max(1, p.numel() // _SAMPLE)
+    # An odd stride, so that the sample does not keep to a few places of every kernel.
+    where = torch.arange(0, p.numel(), stride | 1, device=p.device)
+    group = optimizer.options(p)
+    w = p.detach().reshape(-1)[where].abs().float()
+    v = optimizer.dual(p).reshape(-1)[where].abs().float()
+    shrunk = (v - optimizer.threshold(p)).clamp_min(0) * group["kappa"]
+    scale = optimizer.scale(p)
+    if scale is not None:
+        shrunk = shrunk * scale.reshape(-1)[where].float()
+    if where.numel() == 0:
+        return torch.zeros(3, len(QUANTILES))
+    levels = torch.tensor(QUANTILES, device=p.device)
+    return torch.quantile(torch.stack([w, v, shrunk]), levels, dim=1).T

@@ -24,7 +24,7 @@ from dessilbi import DessiLBI, Path, TargetThreshold, param_groups
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EPOCHS, BATCH, KEEP = 30, 64, 0.1
+EPOCHS, BATCH, KEEP = 30, 64, 0.15
 
 
 def network() -> nn.Sequential:

@@ -203,10 +203,7 @@ class Oracle(_Split):
         self.u = None
 
     def moved(self, g, d):
-        if self.decoupled_weight_decay:
-            total = g + d
-        else:
-            total = g + self.weight_decay * self.W + d
+        total = g + d if self.decoupled_weight_decay else g + self.weight_decay * self.W + d
 
         if self.momentum == 0:
             direction = total

@@ -40,7 +40,8 @@ def test_prox():
 
 def test_one_weight_with_momentum_and_a_changing_threshold():
     o = Oracle([4.0], [0], lr=0.5, kappa=2, nu=2, lam=0.5, momentum=0.5, dampening=0.5)
-    assert o.u is None and o.gamma() == close([0])
+    assert o.u is None
+    assert o.gamma() == close([0])
     # D = (4 - 0)/2 = 2; u = 1 + 2 = 3, not damped; V = 0 + 0.5·2 = 1; W = 4 - 2·0.5·3 = 1; Γ = 2·(1 - 0.5) = 1.
     o.step([1.0])
     assert (o.u[0], o.V[0], o.W[0], o.gamma()[0]) == (3, 1, 1, 1)

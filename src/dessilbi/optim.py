@@ -34,7 +34,12 @@ class _InverseScaleSpace(Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         defaults = {**defaults, "group": "auto", "size_normalised": False}
         self._check_options(defaults)
+        self._cache: dict[Any, Any] = {}
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._cache = {}
 
     # -- what the user passes ------------------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class _InverseScaleSpace(Optimizer):
             key = (p.device, p.dtype, first, part is not None, isinstance(part, Elements))
             bucket = buckets.get(key)
             if bucket is None:
-                bucket = buckets[key] = Bucket(group, first)
+                bucket = buckets[key] = Bucket(group, first, cache=self._cache)
             bucket.params.append(p)
             bucket.grads.append(g)
             bucket.states.append(state)
@@ -284,7 +289,8 @@ class _InverseScaleSpace(Optimizer):
                     if key == "step":
                         self.state[p][key] = value.to(_step_device(p, loaded), copy=True)
                     elif isinstance(value, Tensor):
-                        self.state[p][key] = value.to(p.device, state_dtype(p), copy=True)
+                        like = _zeros(p) if value.shape == p.shape else torch.empty_like(value, device=p.device)
+                        self.state[p][key] = like.copy_(value)
 
 
 def state_dtype(p: Tensor) -> torch.dtype:

@@ -15,7 +15,8 @@ class Bucket:
     """Parameters of one device, dtype and phase (first step or not), with their gradients and state.
 
     `options` is the optimizer's param group. Where the coupling is on, `partitions`, `duals` (V), `lams` (λ) and, under
-    magnitude scaling, `scales` (ε) run parallel to `params`; where it is off they are empty.
+    magnitude scaling, `scales` (ε) run parallel to `params`; where it is off they are empty. `cache` is the
+    optimizer's: what a kernel keeps there lasts until the state is replaced.
     """
 
     options: dict[str, Any]
@@ -27,6 +28,7 @@ class Bucket:
     duals: list[Tensor] = field(default_factory=list)
     lams: list[Number] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     def state(self, name: str) -> list[Tensor]:
         return [s[name] for s in self.states]

@@ -45,7 +45,7 @@ def adamw_step(bucket: Bucket) -> None:
 
 def _step(bucket: Bucket, move: Callable[[Piece, list[Tensor], list[Tensor]], None], limit: int | None) -> None:
     sign = -1.0 if bucket.options["maximize"] else 1.0
-    factors = _factors(bucket, limit) if bucket.partitions else None
+    factors = group_factors(bucket, limit) if bucket.partitions else None
     for piece in _pieces(bucket, limit):
         params, grads = piece.cut(bucket.params), piece.cut(bucket.grads)
         w = full_precision(params)
@@ -76,19 +76,20 @@ def move_sgd(
 ) -> None:
     """torch.optim.SGD with step κα; the buffers start at zero, so that the first gradient comes in undamped.
 
-    A learning rate that is a tensor goes through torch's fused kernel, the only one that reads it on the device.
+    By torch's foreach code unless `fused` asks for its fused kernel, which is also the one that reads a learning rate
+    on the device.
     """
     decay, lr = options["weight_decay"], options["kappa"] * options["lr"]
     if options["decoupled_weight_decay"] and decay:
         torch._foreach_mul_(params, 1 - decay)
         decay = 0.0
-    on_device = isinstance(lr, Tensor) and not torch.compiler.is_compiling()
+    fused = _fused(params[0], options) or (isinstance(lr, Tensor) and not torch.compiler.is_compiling())
     sgd(
         params,
         grads,
         list(buffers) if options["momentum"] else [None] * len(params),
-        foreach=not on_device,
-        fused=on_device,
+        foreach=not fused,
+        fused=fused,
         weight_decay=decay,
         momentum=options["momentum"],
         lr=lr,
@@ -96,6 +97,13 @@ def move_sgd(
         nesterov=options["nesterov"],
         maximize=False,
     )
+
+
+def _fused(p: Tensor, options: dict[str, Any]) -> bool:
+    """Whether W moves by torch's fused kernels: as in torch if asked for, and by default on CUDA."""
+    if options["fused"] is None:
+        return p.is_cuda and not options["foreach"]
+    return bool(options["fused"])
 
 
 def move_adamw(
@@ -175,7 +183,7 @@ def _pieces(bucket: Bucket, limit: int | None) -> Iterator[Piece]:
 
 
 @dataclass(slots=True)
-class _Factors:
+class Factors:
     """What a whole tensor must be read for, before its pieces move.
 
     For groups `shrink` is κ·ε·max(0, 1 − λ/‖V_g‖) and, under magnitude scaling, `rise` is β; for single elements there
@@ -187,9 +195,9 @@ class _Factors:
     room: list[Tensor]
 
 
-def _factors(bucket: Bucket, limit: int | None) -> _Factors:
+def group_factors(bucket: Bucket, limit: int | None) -> Factors:
     options = bucket.options
-    factors = _Factors([], [], [])
+    factors = Factors([], [], [])
     if isinstance(bucket.partitions[0], Elements):
         if bucket.scales:
             active = [torch.zeros((), dtype=torch.long, device=v.device) for v in bucket.duals]
@@ -229,7 +237,7 @@ def _shrunk(bucket: Bucket, piece: Piece, v: list[Tensor]) -> list[Tensor]:
     return shrunk
 
 
-def _couple(bucket: Bucket, piece: Piece, factors: _Factors, w: list[Tensor]) -> list[Tensor]:
+def _couple(bucket: Bucket, piece: Piece, factors: Factors, w: list[Tensor]) -> list[Tensor]:
     """Move V by α·β ⊙ D and return ν·D = W − Γ, fresh."""
     options = bucket.options
     rate = options["lr"] / options["nu"]

@@ -1,0 +1,428 @@
+"""The iteration on a GPU in one pass over memory: Triton kernels that take many tensors in one launch.
+
+A launch reads its tensors through a table of addresses; a program of it works on one tile of one tensor. Where every
+element is a group, the step moves seven words a parameter (W, G, u, V in; W, u, V out), two more than SGD with
+momentum. Filters and rows are read once as well: a program holds whole groups, takes their norms and goes on. Magnitude
+scaling needs ρ, a count over the whole tensor, before anything moves: that is one more pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dessilbi.groups import Elements, Slices
+from dessilbi.kernels.bucket import Bucket
+
+# Columns of the table: addresses of W, G, u, V, ε, of the norms and the counts of the scaling pass, rows, columns.
+_WIDTH = 9
+
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The shape of a program's work: rows × columns, and whether longer rows are worked off in several chunks."""
+
+    rows: int
+    cols: int
+    chunked: bool
+    warps: int
+
+
+_ELEMENTS = _Tile(1, 2048, False, 4)
+_ROW_TILES = (_Tile(32, 32, False, 4), _Tile(8, 256, False, 4), _Tile(1, 2048, False, 4), _Tile(1, 2048, True, 8))
+
+
+@triton.jit
+def _pointer(entry, column: tl.constexpr, kind: tl.constexpr):
+    return tl.multiple_of(tl.load(entry + column).to(tl.pointer_type(kind)), 16)
+
+
+@triton.jit
+def _number(x, position, kind: tl.constexpr):
+    """A hyperparameter: a number (0), a tensor of one (1) or of one entry a parameter (2)."""
+    if kind == 0:
+        return x
+    if kind == 1:
+        return tl.load(x).to(tl.float32)
+    return tl.load(x + position).to(tl.float32)
+
+
+@triton.jit
+def _move(
+    entry, offsets, mask, v, shrunk_scale, rise, lr, lam, kappa, rate, momentum, undamped, decay,
+    W_TYPE: tl.constexpr, ELEMENTS: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
+    DECAY: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, SCALING: tl.constexpr,
+):  # fmt: skip
+    """One step of a tile. For groups `shrunk_scale` and `rise` are κ·ε·max(0, 1 − λ/‖V_g‖) and β, one a row; for
+    elements `rise` is max(1 − ρ, beta_min)."""
+    w_ptr = _pointer(entry, 0, W_TYPE) + offsets
+    w = tl.load(w_ptr, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(_pointer(entry, 1, W_TYPE) + offsets, mask=mask, other=0.0).to(tl.float32)
+    if MAXIMIZE:
+        g = -g
+    if ELEMENTS:
+        size = tl.abs(v)
+        gamma = kappa * tl.where(v < 0, -1.0, 1.0) * tl.maximum(size - lam, 0.0)
+        if SCALING:
+            scale_ptr = _pointer(entry, 4, tl.float32) + offsets
+            gamma *= tl.load(scale_ptr, mask=mask, other=0.0)
+            norm = tl.abs(w)
+            tl.store(scale_ptr, norm, mask=mask)
+            rise = rise / tl.maximum(norm, 1.0)
+    else:
+        gamma = shrunk_scale * v
+    d = (w - gamma) * rate
+    if SCALING:
+        v += lr * rise * d
+    else:
+        v += lr * d
+    tl.store(_pointer(entry, 3, tl.float32) + offsets, v, mask=mask)
+    g += d
+    if DECAY and not DECOUPLED:
+        g += decay * w
+    if MOMENTUM:
+        u_ptr = _pointer(entry, 2, tl.float32) + offsets
+        u = momentum * tl.load(u_ptr, mask=mask, other=0.0) + undamped * g
+        tl.store(u_ptr, u, mask=mask)
+        if NESTEROV:
+            g += momentum * u
+        else:
+            g = u
+    if DECAY and DECOUPLED:
+        w -= decay * w
+    tl.store(w_ptr, (w - kappa * lr * g).to(W_TYPE), mask=mask)
+
+
+@triton.jit
+def _room(counts, beta_min):
+    """max(1 − ρ, beta_min) from the two counts of a tensor: groups of Γ, groups of W that are not zero."""
+    active = tl.load(counts).to(tl.float32)
+    alive = tl.load(counts + 1).to(tl.float32)
+    return tl.maximum(1.0 - active / tl.maximum(alive, 1.0), beta_min)
+
+
+@triton.jit
+def _step_elements(
+    table, tiles, lr_, lam_, kappa, rate, momentum, undamped, decay, beta_min,
+    WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LR: tl.constexpr, LAM: tl.constexpr, MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr,
+    SCALING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    position = tl.load(tiles + 2 * pid)
+    entry = table + position * WIDTH
+    lr, lam = _number(lr_, position, LR), _number(lam_, position, LAM)
+    offsets = tl.load(tiles + 2 * pid + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < tl.load(entry + 7) * tl.load(entry + 8)
+    v = tl.load(_pointer(entry, 3, tl.float32) + offsets, mask=mask, other=0.0)
+    room = 1.0
+    if SCALING:
+        room = _room(_pointer(entry, 6, tl.int32), beta_min)
+    _move(
+        entry, offsets, mask, v, 0.0, room, lr, lam, kappa, rate, momentum, undamped, decay,
+        W_TYPE, True, MOMENTUM, NESTEROV, DECAY, DECOUPLED, MAXIMIZE, SCALING,
+    )  # fmt: skip
+
+
+@triton.jit
+def _count_elements(
+    table, tiles, lam_, WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LAM: tl.constexpr, BLOCK: tl.constexpr
+):
+    pid = tl.program_id(0)
+    position = tl.load(tiles + 2 * pid)
+    entry = table + position * WIDTH
+    lam = _number(lam_, position, LAM)
+    offsets = tl.load(tiles + 2 * pid + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < tl.load(entry + 7) * tl.load(entry + 8)
+    v = tl.load(_pointer(entry, 3, tl.float32) + offsets, mask=mask, other=0.0)
+    scale = tl.load(_pointer(entry, 4, tl.float32) + offsets, mask=mask, other=0.0)
+    w = tl.load(_pointer(entry, 0, W_TYPE) + offsets, mask=mask, other=0.0).to(tl.float32)
+    counts = _pointer(entry, 6, tl.int32)
+    tl.atomic_add(counts, tl.sum(((tl.abs(v) > lam) & (scale > 0)).to(tl.int32)))
+    tl.atomic_add(counts + 1, tl.sum((w != 0).to(tl.int32)))
+
+
+@triton.jit
+def _row_norms(pointer, row, cols, inside, ROWS: tl.constexpr, COLS: tl.constexpr):
+    squares = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    for start in range(0, cols, COLS):
+        column = start + tl.arange(0, COLS)
+        mask = inside[:, None] & (column < cols)[None, :]
+        x = tl.load(pointer + row[:, None] * cols + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        squares += x * x
+    return tl.sqrt(tl.sum(squares, axis=1))
+
+
+@triton.jit
+def _shrink(norm, lam):
+    return tl.maximum(norm - lam, 0.0) / tl.maximum(norm, 1.1754943508222875e-38)
+
+
+@triton.jit
+def _step_rows(
+    table, tiles, lr_, lam_, kappa, rate, momentum, undamped, decay, beta_min,
+    WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LR: tl.constexpr, LAM: tl.constexpr, MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr,
+    SCALING: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKED: tl.constexpr, ALIGNED: tl.constexpr,
+    NORMALISED: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    position = tl.load(tiles + 2 * pid)
+    entry = table + position * WIDTH
+    lr, lam = _number(lr_, position, LR), _number(lam_, position, LAM)
+    rows, cols = tl.load(entry + 7), tl.load(entry + 8)
+    if ALIGNED:
+        cols = tl.multiple_of(cols, 16)
+    if NORMALISED:
+        lam = lam * tl.sqrt(cols.to(tl.float32))
+    row = tl.load(tiles + 2 * pid + 1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    v_ptr = _pointer(entry, 3, tl.float32)
+    rise = tl.full([ROWS], 1.0, tl.float32)
+    if SCALING:
+        norms = _pointer(entry, 5, tl.float32)
+        norm = tl.load(norms + row, mask=inside, other=0.0)
+        own = tl.load(norms + rows + row, mask=inside, other=0.0)
+        scale_ptr = _pointer(entry, 4, tl.float32) + row
+        factor = kappa * _shrink(norm, lam) * tl.load(scale_ptr, mask=inside, other=0.0)
+        rise = _room(_pointer(entry, 6, tl.int32), beta_min) / tl.maximum(own, 1.0)
+        tl.store(scale_ptr, own, mask=inside)
+    elif CHUNKED:
+        factor = kappa * _shrink(_row_norms(v_ptr, row, cols, inside, ROWS, COLS), lam)
+    if CHUNKED:
+        for start in range(0, cols, COLS):
+            column = start + tl.arange(0, COLS)
+            mask = inside[:, None] & (column < cols)[None, :]
+            offsets = row[:, None] * cols + column[None, :]
+            v = tl.load(v_ptr + offsets, mask=mask, other=0.0)
+            _move(
+                entry, offsets, mask, v, factor[:, None], rise[:, None], lr, lam, kappa, rate, momentum, undamped,
+                decay, W_TYPE, False, MOMENTUM, NESTEROV, DECAY, DECOUPLED, MAXIMIZE, SCALING,
+            )  # fmt: skip
+    else:
+        column = tl.arange(0, COLS)
+        mask = inside[:, None] & (column < cols)[None, :]
+        offsets = row[:, None] * cols + column[None, :]
+        v = tl.load(v_ptr + offsets, mask=mask, other=0.0)
+        if not SCALING:
+            factor = kappa * _shrink(tl.sqrt(tl.sum(v * v, axis=1)), lam)
+        _move(
+            entry, offsets, mask, v, factor[:, None], rise[:, None], lr, lam, kappa, rate, momentum, undamped,
+            decay, W_TYPE, False, MOMENTUM, NESTEROV, DECAY, DECOUPLED, MAXIMIZE, SCALING,
+        )  # fmt: skip
+
+
+@triton.jit
+def _count_rows(
+    table, tiles, lam_, WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LAM: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, ALIGNED: tl.constexpr, NORMALISED: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    position = tl.load(tiles + 2 * pid)
+    entry = table + position * WIDTH
+    lam = _number(lam_, position, LAM)
+    rows, cols = tl.load(entry + 7), tl.load(entry + 8)
+    if ALIGNED:
+        cols = tl.multiple_of(cols, 16)
+    if NORMALISED:
+        lam = lam * tl.sqrt(cols.to(tl.float32))
+    row = tl.load(tiles + 2 * pid + 1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    norm = _row_norms(_pointer(entry, 3, tl.float32), row, cols, inside, ROWS, COLS)
+    own = _row_norms(_pointer(entry, 0, W_TYPE), row, cols, inside, ROWS, COLS)
+    norms = _pointer(entry, 5, tl.float32)
+    tl.store(norms + row, norm, mask=inside)
+    tl.store(norms + rows + row, own, mask=inside)
+    scale = tl.load(_pointer(entry, 4, tl.float32) + row, mask=inside, other=0.0)
+    counts = _pointer(entry, 6, tl.int32)
+    tl.atomic_add(counts, tl.sum(((norm > lam) & (scale > 0)).to(tl.int32)))
+    tl.atomic_add(counts + 1, tl.sum((own > 0).to(tl.int32)))
+
+
+def why_not(bucket: Bucket) -> str | None:
+    """What keeps these kernels from moving this bucket; None if nothing does."""
+    first = bucket.params[0]
+    if first.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        return f"it runs on CUDA devices, not on {first.device.type}"
+    if first.dtype not in _TYPES:
+        return f"it has no {first.dtype}"
+    for part, p, g in zip(bucket.partitions, bucket.params, bucket.grads, strict=True):
+        if not isinstance(part, Elements) and not (isinstance(part, Slices) and part.axes == (0,) and part.fold == 1):
+            return f"it takes weights, filters and neurons, not group={part.kind!r}"
+        if not _dense(p) or p.data_ptr() % 16 or g.data_ptr() % 16:
+            return f"a parameter of shape {tuple(p.shape)} and strides {p.stride()} is a view it cannot address"
+    return None
+
+
+def _dense(p: Tensor) -> bool:
+    """Whether the tensor fills its memory without gaps, the first dimension outermost."""
+    return (
+        p.is_contiguous()
+        or (p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last))
+        or (p.ndim == 5 and p.is_contiguous(memory_format=torch.channels_last_3d))
+    )
+
+
+def sgd_step(bucket: Bucket) -> None:
+    """One step of DessiLBI."""
+    options = bucket.options
+    key = tuple(map(id, bucket.params))
+    plan = bucket.cache.get(key)
+    if plan is None:
+        plan = bucket.cache[key] = _Plan(bucket)
+    device = bucket.params[0].device
+    grads = [
+        g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+        for p, g in zip(bucket.params, bucket.grads, strict=True)
+    ]
+    grads = [g if g.dtype == p.dtype else g.to(p.dtype) for p, g in zip(bucket.params, grads, strict=True)]
+    table = plan.table(bucket, grads)
+    lr, lr_kind = _as_argument([options["lr"]], device)
+    lam, lam_kind = _as_argument(bucket.lams, device)
+    flags: dict[str, Any] = {
+        "WIDTH": _WIDTH,
+        "W_TYPE": _TYPES[bucket.params[0].dtype],
+        "LAM": lam_kind,
+    }
+    for launch in plan.launches if bucket.scales else ():
+        launch.count(table, lam, options, flags)
+    numbers = (
+        options["kappa"], 1 / options["nu"], options["momentum"], 1.0 if bucket.first else 1.0 - options["dampening"],
+        options["weight_decay"], options["beta_min"],
+    )  # fmt: skip
+    flags |= {
+        "LR": lr_kind,
+        "MOMENTUM": options["momentum"] != 0,
+        "NESTEROV": options["nesterov"],
+        "DECAY": options["weight_decay"] != 0,
+        "DECOUPLED": options["decoupled_weight_decay"],
+        "MAXIMIZE": options["maximize"],
+        "SCALING": bool(bucket.scales),
+    }
+    for launch in plan.launches:
+        launch.step(table, lr, lam, numbers, options, flags)
+
+
+def _as_argument(values: list[Any], device: torch.device) -> tuple[Any, int]:
+    """A hyperparameter as a kernel takes it, and its kind: a number (0), a tensor of one (1), one an entry (2)."""
+    first = values[0]
+    if not isinstance(first, Tensor):
+        return float(first), 0
+    if all(v is first for v in values):
+        return first.to(device), 1
+    return torch.stack(values).to(device), 2
+
+
+class _Launch:
+    """The tensors of a bucket that share a tile shape."""
+
+    def __init__(self, tile: _Tile, work: list[tuple[int, int]], aligned: bool, device: torch.device) -> None:
+        self.tile = tile
+        self.programs = len(work)
+        self.tiles = torch.tensor(work, dtype=torch.int32).to(device)
+        self.aligned = aligned
+
+    def step(self, table, lr, lam, numbers, options, flags):
+        tile = self.tile
+        if tile is _ELEMENTS:
+            _step_elements[(self.programs,)](
+                table, self.tiles, lr, lam, *numbers, **flags, BLOCK=tile.cols, num_warps=tile.warps
+            )
+            return
+        _step_rows[(self.programs,)](
+            table, self.tiles, lr, lam, *numbers, **flags, ROWS=tile.rows, COLS=tile.cols, CHUNKED=tile.chunked,
+            ALIGNED=self.aligned, NORMALISED=options["size_normalised"], num_warps=tile.warps,
+        )  # fmt: skip
+
+    def count(self, table, lam, options, flags):
+        tile = self.tile
+        if tile is _ELEMENTS:
+            _count_elements[(self.programs,)](table, self.tiles, lam, **flags, BLOCK=tile.cols, num_warps=tile.warps)
+            return
+        _count_rows[(self.programs,)](
+            table, self.tiles, lam, **flags, ROWS=tile.rows, COLS=tile.cols, ALIGNED=self.aligned,
+            NORMALISED=options["size_normalised"], num_warps=tile.warps,
+        )  # fmt: skip
+
+
+class _Plan:
+    """What does not change from step to step: the tiles, the scratch of the scaling pass, and where the table lies."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        device = bucket.params[0].device
+        elements = isinstance(bucket.partitions[0], Elements)
+        self.extents = [
+            (1, p.numel()) if elements else (p.shape[0], p.numel() // max(1, p.shape[0])) for p in bucket.params
+        ]
+        work: dict[_Tile, list[tuple[int, int]]] = {}
+        for i, (rows, cols) in enumerate(self.extents):
+            tile = _ELEMENTS if elements else next(t for t in _ROW_TILES if t.chunked or cols <= t.cols)
+            count = math.ceil(cols / tile.cols) if elements else math.ceil(rows / tile.rows)
+            work.setdefault(tile, []).extend((i, k) for k in range(count))
+        self.launches = [
+            _Launch(tile, items, all(self.extents[i][1] % 16 == 0 for i, _ in items), device)
+            for tile, items in work.items()
+            if items
+        ]
+        # Each tensor's scratch begins on 16 bytes: four counts, of which two are used, and two norms a row.
+        self.counts = torch.zeros(len(bucket.params), 4, dtype=torch.int32, device=device) if bucket.scales else None
+        self.norms = (
+            [torch.empty(2 * rows, device=device) for rows, _ in self.extents]
+            if bucket.scales and not elements
+            else None
+        )
+        self._rows: list[int] = []
+        self._table: Tensor | None = None
+        self._spare: Tensor | None = None
+        self._held: list[tuple[Tensor, Tensor]] = []
+
+    def table(self, bucket: Bucket, grads: list[Tensor]) -> Tensor:
+        """The table of addresses on the device, sent anew only when an address changed."""
+        if self.counts is not None:
+            self.counts.zero_()
+        rows = list(self._addresses(bucket, grads))
+        capturing = grads[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if rows == self._rows and self._table is not None and not capturing:
+            return self._table
+        host = torch.tensor(rows, dtype=torch.int64)
+        if not grads[0].is_cuda:
+            self._rows, self._table = rows, host
+            return host
+        if capturing:
+            return self._captured(host, grads[0].device)
+        # Pinned memory must not be written again while a copy from it may be under way: each upload takes its own.
+        self._rows, self._table = rows, host.pin_memory().to(grads[0].device, non_blocking=True)
+        if self._spare is None:
+            self._spare = torch.empty_like(host, pin_memory=True)
+        return self._table
+
+    def _captured(self, host: Tensor, device: torch.device) -> Tensor:
+        """A table of the graph's own: later eager steps must not overwrite what its replays read."""
+        if self._spare is None:
+            raise RuntimeError("take one step outside the CUDA graph before capturing one")
+        pinned, self._spare, self._rows = self._spare, None, []
+        pinned.copy_(host)
+        table = pinned.to(device, non_blocking=True)
+        self._held.append((pinned, table))
+        return table
+
+    def _addresses(self, bucket: Bucket, grads: list[Tensor]) -> Iterator[int]:
+        momentum, scales = bucket.options["momentum"] != 0, bucket.scales
+        for i, (p, g, v, state) in enumerate(zip(bucket.params, grads, bucket.duals, bucket.states, strict=True)):
+            yield p.data_ptr()
+            yield g.data_ptr()
+            yield state["momentum_buffer"].data_ptr() if momentum else 0
+            yield v.data_ptr()
+            yield scales[i].data_ptr() if scales else 0
+            yield self.norms[i].data_ptr() if self.norms is not None else 0
+            yield self.counts[i].data_ptr() if self.counts is not None else 0
+            yield from self.extents[i]

@@ -37,7 +37,7 @@ def contenders() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
         "SGD foreach": lambda m: torch.optim.SGD(m.parameters(), foreach=True, **sgd),
         "Adam fused": lambda m: torch.optim.Adam(m.parameters(), 1e-3, fused=True),
     }
-    for kernel in ("foreach",):
+    for kernel in ("foreach", "fused"):
         for level in ("filter", "weight"):
             for scaling in (False, True):
                 name = f"DessiLBI {kernel}, {level}s{', scaled' if scaling else ''}"
@@ -98,6 +98,13 @@ def measure(device: torch.device, batch: int, rounds: int, batch_rounds: int) ->
             if r > 1:
                 table[name]["step"].append(seconds)
     gc.enable()
+    if device.type == "cuda":
+        graphs = {name: replays(*run, x, y) for name, run in runs.items() if name in GRAPHED}
+        for name in graphs:
+            table[name]["graph"] = []
+        for _ in range(batch_rounds):
+            for name, replay in graphs.items():
+                table[name]["graph"].append(timed(replay, device, repeats))
     result = {}
     for name, (model, optimizer) in runs.items():
         row = {key: statistics.median(values) for key, values in table[name].items()}
@@ -108,14 +115,78 @@ def measure(device: torch.device, batch: int, rounds: int, batch_rounds: int) ->
     return result
 
 
+GRAPHED = (CONTROL, "SGD fused, again", "Adam fused", "DessiLBI fused, filters", "DessiLBI fused, weights")
+
+
+def replays(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    """A whole batch captured in a CUDA graph; lr and λ become tensors where they are ours, so that they can change."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+        if isinstance(optimizer, DessiLBI):
+            group["lr"], group["lam"] = (torch.tensor(group[k], device=x.device) for k in ("lr", "lam"))
+            group["time"] = group["time"].to(x.device)
+    optimizer.zero_grad(set_to_none=True)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return graph.replay
+
+
+def sweep(device: torch.device, rounds: int) -> list[dict[str, float]]:
+    """Cost by number of parameters, in tensors of a million, against what a plain copy of as many bytes moves."""
+    rows = []
+    for millions in (1, 3, 10, 30, 100, 400) if device.type == "cuda" else (1, 3, 10, 30):
+        row: dict[str, float] = {"millions": millions}
+        work: dict[str, tuple[Callable[[], Any], int]] = {}
+        source = torch.randn(millions << 20, device=device)
+        target = torch.empty_like(source)
+        work["copy"] = (lambda s=source, t=target: t.copy_(s), 2)  # type: ignore[misc]
+        for name, words in ((CONTROL, 5), ("filters", 7), ("weights", 7)):
+            params = [nn.Parameter(torch.randn(1024, 1024, device=device)) for _ in range(millions)]
+            for p in params:
+                p.grad = torch.randn_like(p)
+            group = [{"params": params, "group": "neuron" if name == "filters" else "weight"}]
+            optimizer: torch.optim.Optimizer = (
+                torch.optim.SGD(params, 1e-3, momentum=0.9, fused=True)
+                if name == CONTROL
+                else DessiLBI(group, 1e-3, momentum=0.9, lam=1e-3, fused=True)
+            )
+            work[name] = (optimizer.step, words)
+        times: dict[str, list[float]] = {name: [] for name in work}
+        for r in range(rounds + 2):
+            for name, (step, _) in work.items():
+                seconds = timed(step, device, 10 if device.type == "cuda" else 1)
+                if r > 1:
+                    times[name].append(seconds)
+        for name, (_, words) in work.items():
+            seconds = statistics.median(times[name])
+            row[f"{name} ps/parameter"] = 1e12 * seconds / (millions << 20)
+            row[f"{name} GB/s"] = 4e-9 * words * (millions << 20) / seconds
+        rows.append(row)
+        del work, source, target
+    return rows
+
+
 def report(result: dict[str, dict[str, float]]) -> str:
     control = result[CONTROL]
-    lines = [f"{'':34} {'step':>9} {'ratio':>6} {'batch':>9} {'ratio':>6} {'state':>8} {'record / epoch':>15}"]
+    graphed = "graph" in control
+    lines = [
+        f"{'':34} {'step':>9} {'ratio':>6} {'batch':>9} {'ratio':>6} {'state':>8} {'record/epoch':>13}"
+        + (f" {'in a graph':>10} {'ratio':>6}" if graphed else "")
+    ]
     for name, row in result.items():
-        record = f"{100 * row['record'] / (row['batch'] * BATCHES_PER_EPOCH):14.3f}%" if "record" in row else ""
+        record = f"{100 * row['record'] / (row['batch'] * BATCHES_PER_EPOCH):12.3f}%" if "record" in row else ""
+        graph = f" {1e3 * row['graph']:7.3f} ms {row['graph'] / control['graph']:6.3f}" if "graph" in row else ""
         lines.append(
-            f"{name:34} {1e3 * row['step']:6.2f} ms {row['step'] / control['step']:6.2f} {1e3 * row['batch']:6.1f} ms "
-            f"{row['batch'] / control['batch']:6.3f} {row['state'] / 2**20:4.0f} MiB {record}"
+            f"{name:34} {1e3 * row['step']:6.3f} ms {row['step'] / control['step']:6.2f} {1e3 * row['batch']:6.2f} ms "
+            f"{row['batch'] / control['batch']:6.3f} {row['state'] / 2**20:4.0f} MiB {record:>13}{graph}"
         )
     return "\n".join(lines)
 
@@ -127,6 +198,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds of the step alone")
     parser.add_argument("--batch-rounds", type=int, default=None, help="rounds of a whole batch")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--sweep", action="store_true", help="also the cost by number of parameters")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     batch_rounds = arguments.batch_rounds or (15 if device.type == "cuda" else 3)
@@ -134,11 +206,16 @@ def main() -> None:
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"VGG16, batch {arguments.batch}, {hardware}, torch {torch.__version__}, {datetime.date.today()}")
     print(report(result))
+    rows = sweep(device, arguments.rounds) if arguments.sweep else []
+    for row in rows:
+        print(", ".join(f"{k} {v:.0f}" for k, v in row.items()))
     if arguments.json:
         facts = {"device": hardware, "torch": torch.__version__, "python": platform.python_version()}
         with open(arguments.json, "w", encoding="utf-8") as out:
             json.dump(
-                {**facts, "date": str(datetime.date.today()), "batch": arguments.batch, "rows": result}, out, indent=1
+                {**facts, "date": str(datetime.date.today()), "batch": arguments.batch, "rows": result, "sweep": rows},
+                out,
+                indent=1,
             )
 
 

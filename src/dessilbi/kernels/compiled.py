@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dessilbi.groups import Elements, Slices
-from dessilbi.kernels import foreach
+from dessilbi.groups import Elements, Partition, Slices, shrinkage
 from dessilbi.kernels.bucket import Bucket
 
-Update = Callable[..., None]
+Update = Callable[..., Any]
+
+# By default the compiler stores an intermediate result that has many inputs; here that would be a pass over memory.
+_ONE_PASS = {"realize_reads_threshold": 64, "realize_opcount_threshold": 256}
 
 
 @functools.cache
@@ -39,17 +41,19 @@ def _move(
     w: Tensor, g: Tensor, u: Tensor | None, v: Tensor, shrunk: Tensor, rise: Tensor | None, numbers: Tensor
 ) -> None:
     """The step, given Γ and β (None: 1), with every option of SGD a number in a sum."""
-    lr, rate, step, momentum, undamped, decay, kept, of_g, of_u, sign = numbers.unbind()
+    lr, rate, step, momentum, undamped, decay, kept, of_new, of_old, sign = numbers.unbind()
     w_ = w.to(v.dtype)
     d = (w_ - shrunk) * rate
     g_ = sign * g.to(v.dtype) + d + decay * w_
     risen = v + lr * (d if rise is None else rise * d)
+    direction = g_
     if u is not None:
+        # Nesterov's G + D + μu' is (1 + μ)u' − μu: were G + D used twice, the compiler would store it.
         moved = momentum * u + undamped * g_
-        g_ = of_g * g_ + of_u * moved
+        direction = of_new * moved + of_old * u
         u.copy_(moved)
+    w.copy_(kept * w_ - step * direction)
     v.copy_(risen)
-    w.copy_(kept * w_ - step * g_)
 
 
 def _elements(
@@ -65,10 +69,29 @@ def _elements(
         scale.copy_(norms)
 
 
+def _room(w: Tensor, v: Tensor, scale: Tensor, lam: Tensor, beta_min: Tensor) -> Tensor:
+    """max(1 − ρ, beta_min) where every element is a group."""
+    active = ((v.abs() > lam) & (scale > 0)).sum()
+    return torch.maximum(1 - active.to(v.dtype) / (w != 0).sum().clamp_min(1), beta_min)
+
+
 def _groups(
-    w: Tensor, g: Tensor, u: Tensor | None, v: Tensor, shrink: Tensor, rise: Tensor | None, numbers: Tensor
+    w: Tensor,
+    g: Tensor,
+    u: Tensor | None,
+    v: Tensor,
+    norms: Tensor,
+    lam: Tensor,
+    scaled: Tensor | None,
+    numbers: Tensor,
 ) -> None:
-    _move(w, g, u, v, shrink * v, rise, numbers[1:])
+    """`norms` are ‖V_g‖; `scaled` are, under magnitude scaling, ε, ‖W_g‖ and max(1 − ρ, beta_min), one row each."""
+    shrink, numbers = numbers[0] * shrinkage(norms, lam), numbers[1:]
+    if scaled is None:
+        _move(w, g, u, v, shrink * v, None, numbers)
+    else:
+        scale, own, room = scaled.unbind()
+        _move(w, g, u, v, scale * shrink * v, room / own.clamp_min(1), numbers)
 
 
 @functools.cache
@@ -79,13 +102,12 @@ def _variant(function: Update, *key: Any) -> Update:
     """
     name = f"{function.__name__}_{abs(hash(key)):x}"
     code = function.__code__.replace(co_name=name)
-    return torch.compile(types.FunctionType(code, globals(), name), dynamic=True, fullgraph=True)
+    return torch.compile(types.FunctionType(code, globals(), name), dynamic=True, fullgraph=True, options=_ONE_PASS)
 
 
 def sgd_step(bucket: Bucket) -> None:
     """One step of DessiLBI."""
     options = bucket.options
-    factors = foreach.group_factors(bucket, foreach.PIECE)
     numbers = _numbers(bucket)
     momentum = options["momentum"] != 0
     for i, (p, g, v, part) in enumerate(zip(bucket.params, bucket.grads, bucket.duals, bucket.partitions, strict=True)):
@@ -93,36 +115,55 @@ def sgd_step(bucket: Bucket) -> None:
             continue
         u = bucket.states[i]["momentum_buffer"] if momentum else None
         scale = bucket.scales[i] if bucket.scales else None
-        tensors = [p, g, v, *([] if u is None else [u]), *([] if scale is None else [scale])]
         if isinstance(part, Elements):
-            if all(t.stride() == p.stride() for t in tensors) and (flat := _flat(p)) is not None:
-                p, g, v, u, scale = (None if t is None else t.as_strided(*flat) for t in (p, g, v, u, scale))  # type: ignore[assignment]
-            lam = torch.as_tensor(bucket.lams[i], dtype=v.dtype)
-            room = factors.room[i] if factors.room else lam
+            p, g, v, u, scale = _dense([p, g, v, u, scale], rows=None)  # type: ignore[assignment]
             key = (p.ndim, p.dtype, g.dtype, v.dtype, p.device.type, momentum, scale is not None)
+            room = lam = torch.as_tensor(bucket.lams[i], dtype=v.dtype)
+            if scale is not None:
+                beta_min = torch.as_tensor(options["beta_min"], dtype=v.dtype)
+                room = _variant(_room, *key)(p, v, scale, lam, beta_min)
             _variant(_elements, *key)(p, g, u, v, scale, lam, room, numbers)
             continue
-        p, g, v = (part.split(t) for t in (p, g, v))
-        u = None if u is None else part.split(u)
-        shrink = part.spread(factors.shrink[i])
-        rise = part.spread(factors.rise[i]) if factors.rise else None
-        if isinstance(part, Slices) and part.axes == (0,) and all(t.is_contiguous() for t in (p, g, v)):
-            p, g, v, shrink = (t.view(t.shape[0], -1) for t in (p, g, v, shrink))
-            u = None if u is None else u.view(p.shape)
-            rise = None if rise is None else rise.view(shrink.shape)
-        key = (p.ndim, p.dtype, g.dtype, v.dtype, p.device.type, momentum, rise is not None)
-        _variant(_groups, *key)(p, g, u, v, shrink, rise, numbers)
+        # Norms just before the step, so that V is still in cache when it is read again.
+        p, g, v, u = (None if t is None else part.split(t) for t in (p, g, v, u))  # type: ignore[assignment]
+        norms = part.norms(v)
+        lam = torch.as_tensor(part.threshold(bucket.lams[i], bucket.params[i].shape, options["size_normalised"]))
+        scaled = None if scale is None else _scaled(p, norms, lam, scale, part, options["beta_min"])
+        norms, lam = part.spread(norms), part.spread(lam) if lam.ndim else lam
+        if isinstance(part, Slices) and part.axes == (0,):
+            p, g, v, u = _dense([p, g, v, u], rows=len(p))  # type: ignore[assignment]
+            shape = (-1, *[1] * (p.ndim - 1))
+            norms, scaled = norms.view(shape), None if scaled is None else scaled.view(3, *shape)
+        key = (p.ndim, p.dtype, g.dtype, v.dtype, p.device.type, momentum, scaled is not None)
+        _variant(_groups, *key)(p, g, u, v, norms, lam.to(v.dtype), scaled, numbers)
 
 
-def _flat(p: Tensor) -> tuple[tuple[int], tuple[int]] | None:
-    """Size and stride of the tensor as one row of memory; None where it has gaps."""
-    dense = sorted(zip(p.stride(), p.shape, strict=True))
-    expected = 1
-    for stride, size in dense:
-        if size != 1 and stride != expected:
-            return None
-        expected *= size
-    return (p.numel(),), (1,)
+def _scaled(w: Tensor, norms: Tensor, lam: Tensor, scale: Tensor, part: Partition, beta_min: float) -> Tensor:
+    """ε, ‖W_g‖ and max(1 − ρ, beta_min) of a tensor, stacked and spread; ε moves on to ‖W_g‖."""
+    own = part.norms(w.to(norms.dtype))
+    active = torch.count_nonzero((norms > lam) & (scale > 0))
+    room = (1 - active.to(norms.dtype) / torch.count_nonzero(own).clamp_min(1)).clamp_min(beta_min)
+    stacked = torch.stack([part.spread(x) for x in (scale, own, room.expand_as(own))])
+    scale.copy_(own)
+    return stacked
+
+
+def _dense(tensors: list[Tensor | None], rows: int | None) -> list[Tensor | None]:
+    """Views of the tensors' memory as one row, or as so many rows; as they are where their layouts do not allow it."""
+    given = [t for t in tensors if t is not None]
+    first = given[0]
+    size = 1
+    for stride, length in sorted(zip(first.stride(), first.shape, strict=True)):
+        if length != 1 and stride != size:
+            return tensors
+        size *= length
+    if any(t.stride() != first.stride() for t in given):
+        return tensors
+    shape = (size,) if rows is None else (rows, size // rows)
+    if rows is not None and rows > 1 and first.stride(0) != shape[-1]:
+        return tensors
+    strides = (1,) if rows is None else (shape[-1], 1)
+    return [None if t is None else t.as_strided(shape, strides) for t in tensors]
 
 
 def _numbers(bucket: Bucket) -> Tensor:
@@ -138,8 +179,8 @@ def _numbers(bucket: Bucket) -> Tensor:
         1.0 if bucket.first else 1.0 - o["dampening"],
         0.0 if o["decoupled_weight_decay"] else decay,
         1.0 - decay if o["decoupled_weight_decay"] else 1.0,
-        1.0 if o["nesterov"] else 0.0,
-        o["momentum"] if o["nesterov"] else 1.0,
+        1.0 + o["momentum"] if o["nesterov"] else 1.0,
+        -o["momentum"] if o["nesterov"] else 0.0,
         -1.0 if o["maximize"] else 1.0,
     ]
     v = bucket.duals[0]

@@ -45,7 +45,7 @@ def adamw_step(bucket: Bucket) -> None:
 
 def _step(bucket: Bucket, move: Callable[[Piece, list[Tensor], list[Tensor]], None], limit: int | None) -> None:
     sign = -1.0 if bucket.options["maximize"] else 1.0
-    factors = group_factors(bucket, limit) if bucket.partitions else None
+    factors = _factors(bucket, limit) if bucket.partitions else None
     for piece in _pieces(bucket, limit):
         params, grads = piece.cut(bucket.params), piece.cut(bucket.grads)
         w = full_precision(params)
@@ -195,32 +195,35 @@ class Factors:
     room: list[Tensor]
 
 
-def group_factors(bucket: Bucket, limit: int | None) -> Factors:
-    options = bucket.options
+def _factors(bucket: Bucket, limit: int | None) -> Factors:
+    if not isinstance(bucket.partitions[0], Elements):
+        pairs = [group_factors(bucket, i) for i in range(len(bucket.params))]
+        return Factors([shrink for shrink, _ in pairs], [rise for _, rise in pairs if rise is not None], [])
     factors = Factors([], [], [])
-    if isinstance(bucket.partitions[0], Elements):
-        if bucket.scales:
-            active = [torch.zeros((), dtype=torch.long, device=v.device) for v in bucket.duals]
-            for piece in _pieces(bucket, limit):
-                shrunk = _shrunk(bucket, piece, piece.cut(bucket.duals))
-                for i, x in zip(piece.which, shrunk, strict=True):
-                    active[i].add_(torch.count_nonzero(x))
-            for w, v, n in zip(bucket.params, bucket.duals, active, strict=True):
-                factors.room.append(_room(n, torch.count_nonzero(w), options, v.dtype))
-        return factors
-    for i, part in enumerate(bucket.partitions):
-        norms = part.norms(part.split(bucket.duals[i]))
-        threshold = part.threshold(bucket.lams[i], bucket.params[i].shape, options["size_normalised"])
-        shrink = shrinkage(norms, threshold).mul_(options["kappa"])
-        if bucket.scales:
-            scale = bucket.scales[i]
-            shrink.mul_(scale)
-            norms = part.norms(part.split(full_precision([bucket.params[i]])[0]))
-            room = _room(torch.count_nonzero(shrink), torch.count_nonzero(norms), options, norms.dtype)
-            factors.rise.append(room / norms.clamp_min(1))
-            scale.copy_(norms)
-        factors.shrink.append(shrink)
+    if bucket.scales:
+        active = [torch.zeros((), dtype=torch.long, device=v.device) for v in bucket.duals]
+        for piece in _pieces(bucket, limit):
+            shrunk = _shrunk(bucket, piece, piece.cut(bucket.duals))
+            for i, x in zip(piece.which, shrunk, strict=True):
+                active[i].add_(torch.count_nonzero(x))
+        for w, v, n in zip(bucket.params, bucket.duals, active, strict=True):
+            factors.room.append(_room(n, torch.count_nonzero(w), bucket.options, v.dtype))
     return factors
+
+
+def group_factors(bucket: Bucket, i: int) -> tuple[Tensor, Tensor | None]:
+    """κ·ε·max(0, 1 − λ/‖V_g‖) of parameter i and, under magnitude scaling, β; ε moves on to ‖W_g‖."""
+    options, part = bucket.options, bucket.partitions[i]
+    norms = part.norms(part.split(bucket.duals[i]))
+    threshold = part.threshold(bucket.lams[i], bucket.params[i].shape, options["size_normalised"])
+    shrink = shrinkage(norms, threshold).mul_(options["kappa"])
+    if not bucket.scales:
+        return shrink, None
+    shrink.mul_(bucket.scales[i])
+    norms = part.norms(part.split(full_precision([bucket.params[i]])[0]))
+    room = _room(torch.count_nonzero(shrink), torch.count_nonzero(norms), options, norms.dtype)
+    bucket.scales[i].copy_(norms)
+    return shrink, room / norms.clamp_min(1)
 
 
 def _room(active: Tensor, alive: Tensor, options: dict[str, Any], dtype: torch.dtype) -> Tensor:

@@ -113,23 +113,53 @@ class _InverseScaleSpace(Optimizer):
             self._check_gradients()
         for group in self.param_groups:
             for bucket in self._buckets(group):
-                self._kernel(bucket)(bucket)
+                if bucket.kernel is None:
+                    bucket.kernel = self._kernel(bucket)
+                bucket.kernel(bucket)
+                bucket.grads = []  # a bucket outlives the step; the gradients must not
             group["time"].add_(group["lr"])
         return loss
 
-    def _buckets(self, group: dict[str, Any]) -> Iterable[Bucket]:
-        """The group's parameters that have a gradient, sorted into lists that take the same step."""
-        buckets: dict[tuple[Any, ...], Bucket] = {}
-        on = group["nu"] != math.inf
-        for i, p in enumerate(group["params"]):
-            g = p.grad
-            if g is None:
-                continue
-            if g.layout != torch.strided:
+    def _buckets(self, group: dict[str, Any]) -> Sequence[Bucket]:
+        """The group's parameters that have a gradient, sorted into lists that take the same step.
+
+        What sorting them found is kept for the next step, for as long as nothing it depends on has changed.
+        """
+        grads = [p.grad for p in group["params"]]
+        for i, g in enumerate(grads):
+            if g is not None and g.layout != torch.strided:
                 raise ValueError(
                     f"the gradient of parameter {_name(group, i)} is sparse ({g.layout}); "
                     "make it dense, for example with Embedding(sparse=False)"
                 )
+        key = [
+            group["nu"] == math.inf, group.get("momentum"), group["scaling"], group["group"], group["fused"],
+            group["foreach"],
+            *[None if g is None else p.dtype for p, g in zip(group["params"], grads, strict=True)],
+        ]  # fmt: skip
+        buckets: Sequence[Bucket]
+        kept_key, buckets = self._cache.get(id(group), (None, ()))
+        if kept_key != key or not all(self._is_current(b) for b in buckets) or torch.compiler.is_compiling():
+            buckets = self._sort(group, grads)
+            if not any(b.first for b in buckets):
+                self._cache[id(group)] = key, buckets
+        for b in buckets:
+            b.grads = [grads[i] for i in b.index]
+            if b.partitions:
+                b.duals = [s["dual"] for s in b.states]
+                b.scales = [s["scale"] for s in b.states] if group["scaling"] else []
+                b.lams = [_lam(group, i) for i in b.index]
+        return buckets
+
+    def _is_current(self, bucket: Bucket) -> bool:
+        return all(self.state.get(p) is s for p, s in zip(bucket.params, bucket.states, strict=True))
+
+    def _sort(self, group: dict[str, Any], grads: Sequence[Tensor | None]) -> Sequence[Bucket]:
+        buckets: dict[tuple[Any, ...], Bucket] = {}
+        on = group["nu"] != math.inf
+        for i, (p, g) in enumerate(zip(group["params"], grads, strict=True)):
+            if g is None:
+                continue
             part = partition(group["group"], p.shape) if on else None
             state = self.state[p]
             first = self._begin(p, state, group)
@@ -137,21 +167,17 @@ class _InverseScaleSpace(Optimizer):
             bucket = buckets.get(key)
             if bucket is None:
                 bucket = buckets[key] = Bucket(group, first, cache=self._cache)
+            bucket.index.append(i)
             bucket.params.append(p)
-            bucket.grads.append(g)
             bucket.states.append(state)
             if part is None:
                 continue
+            bucket.partitions.append(part)
             if "dual" not in state:
                 state["dual"] = _zeros(p)
             if group["scaling"] and "scale" not in state:
                 state["scale"] = part.norms(part.split(p.detach().to(state_dtype(p))))
-            bucket.partitions.append(part)
-            bucket.duals.append(state["dual"])
-            bucket.lams.append(_lam(group, i))
-            if group["scaling"]:
-                bucket.scales.append(state["scale"])
-        return buckets.values()
+        return list(buckets.values())
 
     def _check_gradients(self) -> None:
         named = [

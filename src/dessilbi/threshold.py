@@ -125,7 +125,7 @@ class TargetThreshold:
         low = sample[last] if last < _SAMPLE else torch.full_like(sample[0], -math.inf)
         # Gather the band into a buffer of fixed width, order it, and take the rank that is left.
         inside = (x <= high) & (x >= low)
-        slot = torch.where(inside, inside.cumsum(0, dtype=torch.int32), 0).clamp_max_(width)
+        slot = torch.where(inside, inside.cumsum(0), 0).clamp_max_(width)
         buffer = torch.full((width + 1,), -math.inf, dtype=x.dtype, device=x.device)
         buffer.index_copy_(0, slot, torch.where(inside, x, -math.inf))
         ordered = buffer[1:].sort(descending=True).values

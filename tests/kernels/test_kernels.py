@@ -256,7 +256,7 @@ def test_what_triton_cannot_take_is_said():
     from dessilbi.kernels.bucket import Bucket
 
     def why(p, group):
-        return triton.why_not(Bucket({}, False, [p], [torch.zeros_like(p)], [{}], [partition(group, p.shape)]))
+        return triton.why_not(Bucket({}, False, params=[p], partitions=[partition(group, p.shape)]))
 
     p = torch.zeros(4, 4, device=DEVICE)
     assert why(p, "weight") is why(p, "neuron") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,15 @@ from dessilbi.groups import Number, Partition
 class Bucket:
     """Parameters of one device, dtype and phase (first step or not), with their gradients and state.
 
-    `options` is the optimizer's param group. Where the coupling is on, `partitions`, `duals` (V), `lams` (λ) and, under
-    magnitude scaling, `scales` (ε) run parallel to `params`; where it is off they are empty. `cache` is the
-    optimizer's: what a kernel keeps there lasts until the state is replaced.
+    `options` is the optimizer's param group, `index` the parameters' places in it. Where the coupling is on,
+    `partitions`, `duals` (V), `lams` (λ) and, under magnitude scaling, `scales` (ε) run parallel to `params`; where it
+    is off they are empty. `kernel` is what moves the bucket; `cache` is the optimizer's: what a kernel keeps there
+    lasts until the state is replaced.
     """
 
     options: dict[str, Any]
     first: bool
+    index: list[int] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
@@ -29,6 +32,7 @@ class Bucket:
     lams: list[Number] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
     cache: dict[Any, Any] = field(default_factory=dict)
+    kernel: Callable[[Bucket], None] | None = None
 
     def state(self, name: str) -> list[Tensor]:
         return [s[name] for s in self.states]

@@ -21,7 +21,10 @@ from dessilbi.kernels.bucket import Bucket
 Update = Callable[..., Any]
 
 # By default the compiler stores an intermediate result that has many inputs; here that would be a pass over memory.
-_ONE_PASS = {"realize_reads_threshold": 64, "realize_opcount_threshold": 256}
+_ONE_PASS: dict[str, str | int | bool | Callable[..., Any]] = {
+    "realize_reads_threshold": 64,
+    "realize_opcount_threshold": 256,
+}
 
 
 @functools.cache

@@ -79,14 +79,14 @@ def move_sgd(
     By torch's foreach code unless `fused` asks for its fused kernel, which is also the one that reads a learning rate
     on the device.
     """
-    decay, lr = options["weight_decay"], options["kappa"] * options["lr"]
+    decay, lr = options["weight_decay"], _step_size(options)
     if options["decoupled_weight_decay"] and decay:
         torch._foreach_mul_(params, 1 - decay)
         decay = 0.0
     fused = _fused(params[0], options) or (isinstance(lr, Tensor) and not torch.compiler.is_compiling())
     sgd(
         params,
-        grads,
+        _aligned(grads, params) if fused else grads,
         list(buffers) if options["momentum"] else [None] * len(params),
         foreach=not fused,
         fused=fused,
@@ -97,6 +97,18 @@ def move_sgd(
         nesterov=options["nesterov"],
         maximize=False,
     )
+
+
+def _step_size(options: dict[str, Any]) -> Any:
+    """κα; as a tensor in float32, which is what torch's fused kernels read."""
+    lr = options["lr"]
+    return options["kappa"] * (lr.float() if isinstance(lr, Tensor) else lr)
+
+
+def _aligned(grads: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+    """The gradients in the memory layout of their parameters, as torch's fused kernels want them."""
+    pairs = zip(grads, params, strict=True)
+    return [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in pairs]
 
 
 def _fused(p: Tensor, options: dict[str, Any]) -> bool:
@@ -118,7 +130,7 @@ def move_adamw(
     fused = options["foreach"] is not True and params[0].device.type in ("cpu", "cuda", "mps", "xpu")
     adamw(
         params,
-        grads,
+        _aligned(grads, params) if fused else grads,
         means,
         squares,
         [],
@@ -128,7 +140,7 @@ def move_adamw(
         amsgrad=False,
         beta1=options["betas"][0],
         beta2=options["betas"][1],
-        lr=options["kappa"] * options["lr"],
+        lr=_step_size(options),
         weight_decay=options["weight_decay"],
         eps=options["eps"],
         maximize=False,

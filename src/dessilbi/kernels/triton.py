@@ -9,7 +9,6 @@ scaling needs ρ, a count over the whole tensor, before anything moves: that is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +49,12 @@ def _pointer(entry, column: tl.constexpr, kind: tl.constexpr):
 def _number(x, position, kind: tl.constexpr):
     """A hyperparameter: a number (0), a tensor of one (1) or of one entry a parameter (2)."""
     if kind == 0:
-        return x
-    if kind == 1:
-        return tl.load(x).to(tl.float32)
-    return tl.load(x + position).to(tl.float32)
+        number = x
+    elif kind == 1:
+        number = tl.load(x).to(tl.float32)
+    else:
+        number = tl.load(x + position).to(tl.float32)
+    return number
 
 
 @triton.jit
@@ -115,14 +116,17 @@ def _step_elements(
     table, tiles, lr_, lam_, kappa, rate, momentum, undamped, decay, beta_min,
     WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LR: tl.constexpr, LAM: tl.constexpr, MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr,
-    SCALING: tl.constexpr, BLOCK: tl.constexpr,
+    SCALING: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     position = tl.load(tiles + 2 * pid)
     entry = table + position * WIDTH
     lr, lam = _number(lr_, position, LR), _number(lam_, position, LAM)
     offsets = tl.load(tiles + 2 * pid + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < tl.load(entry + 7) * tl.load(entry + 8)
+    size = tl.load(entry + 8)
+    if ALIGNED:
+        size = tl.multiple_of(size, 16)
+    mask = offsets < size
     v = tl.load(_pointer(entry, 3, tl.float32) + offsets, mask=mask, other=0.0)
     room = 1.0
     if SCALING:
@@ -135,14 +139,18 @@ def _step_elements(
 
 @triton.jit
 def _count_elements(
-    table, tiles, lam_, WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LAM: tl.constexpr, BLOCK: tl.constexpr
-):
+    table, tiles, lam_, WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LAM: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
     position = tl.load(tiles + 2 * pid)
     entry = table + position * WIDTH
     lam = _number(lam_, position, LAM)
     offsets = tl.load(tiles + 2 * pid + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < tl.load(entry + 7) * tl.load(entry + 8)
+    size = tl.load(entry + 8)
+    if ALIGNED:
+        size = tl.multiple_of(size, 16)
+    mask = offsets < size
     v = tl.load(_pointer(entry, 3, tl.float32) + offsets, mask=mask, other=0.0)
     scale = tl.load(_pointer(entry, 4, tl.float32) + offsets, mask=mask, other=0.0)
     w = tl.load(_pointer(entry, 0, W_TYPE) + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -255,10 +263,10 @@ def why_not(bucket: Bucket) -> str | None:
         return f"it runs on CUDA devices, not on {first.device.type}"
     if first.dtype not in _TYPES:
         return f"it has no {first.dtype}"
-    for part, p, g in zip(bucket.partitions, bucket.params, bucket.grads, strict=True):
+    for part, p in zip(bucket.partitions, bucket.params, strict=True):
         if not isinstance(part, Elements) and not (isinstance(part, Slices) and part.axes == (0,) and part.fold == 1):
             return f"it takes weights, filters and neurons, not group={part.kind!r}"
-        if not _dense(p) or p.data_ptr() % 16 or g.data_ptr() % 16:
+        if not _dense(p) or p.data_ptr() % 16:
             return f"a parameter of shape {tuple(p.shape)} and strides {p.stride()} is a view it cannot address"
     return None
 
@@ -274,42 +282,42 @@ def _dense(p: Tensor) -> bool:
 
 def sgd_step(bucket: Bucket) -> None:
     """One step of DessiLBI."""
-    options = bucket.options
+    device = bucket.params[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):  # Triton launches on the current one
+            _sgd_step(bucket, device)
+    else:
+        _sgd_step(bucket, device)
+
+
+def _sgd_step(bucket: Bucket, device: torch.device) -> None:
+    options, grads = bucket.options, bucket.grads
+    for i, (g, p) in enumerate(zip(grads, bucket.params, strict=True)):
+        if g.dtype != p.dtype or g.stride() != p.stride() or g.data_ptr() % 16:
+            grads[i] = torch.empty_like(p).copy_(g)
     key = tuple(map(id, bucket.params))
     plan = bucket.cache.get(key)
     if plan is None:
         plan = bucket.cache[key] = _Plan(bucket)
-    device = bucket.params[0].device
-    grads = [
-        g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-        for p, g in zip(bucket.params, bucket.grads, strict=True)
-    ]
-    grads = [g if g.dtype == p.dtype else g.to(p.dtype) for p, g in zip(bucket.params, grads, strict=True)]
-    table = plan.table(bucket, grads)
+    table = plan.table(bucket)
     lr, lr_kind = _as_argument([options["lr"]], device)
     lam, lam_kind = _as_argument(bucket.lams, device)
-    flags: dict[str, Any] = {
-        "WIDTH": _WIDTH,
-        "W_TYPE": _TYPES[bucket.params[0].dtype],
-        "LAM": lam_kind,
-    }
-    for launch in plan.launches if bucket.scales else ():
-        launch.count(table, lam, options, flags)
+    kind = _TYPES[bucket.params[0].dtype]
+    scaling = bool(bucket.scales)
+    if scaling:
+        for launch in plan.launches:
+            launch.count(table, lam, (_WIDTH, kind, lam_kind))
+    momentum, decay = options["momentum"], options["weight_decay"]
     numbers = (
-        options["kappa"], 1 / options["nu"], options["momentum"], 1.0 if bucket.first else 1.0 - options["dampening"],
-        options["weight_decay"], options["beta_min"],
+        lr, lam, options["kappa"], 1 / options["nu"], momentum,
+        1.0 if bucket.first else 1.0 - options["dampening"], decay, options["beta_min"],
     )  # fmt: skip
-    flags |= {
-        "LR": lr_kind,
-        "MOMENTUM": options["momentum"] != 0,
-        "NESTEROV": options["nesterov"],
-        "DECAY": options["weight_decay"] != 0,
-        "DECOUPLED": options["decoupled_weight_decay"],
-        "MAXIMIZE": options["maximize"],
-        "SCALING": bool(bucket.scales),
-    }
+    flags = (
+        _WIDTH, kind, lr_kind, lam_kind, momentum != 0, options["nesterov"], decay != 0,
+        options["decoupled_weight_decay"], options["maximize"], scaling,
+    )  # fmt: skip
     for launch in plan.launches:
-        launch.step(table, lr, lam, numbers, options, flags)
+        launch.step(table, numbers, flags)
 
 
 def _as_argument(values: list[Any], device: torch.device) -> tuple[Any, int]:
@@ -325,33 +333,38 @@ def _as_argument(values: list[Any], device: torch.device) -> tuple[Any, int]:
 class _Launch:
     """The tensors of a bucket that share a tile shape."""
 
-    def __init__(self, tile: _Tile, work: list[tuple[int, int]], aligned: bool, device: torch.device) -> None:
-        self.tile = tile
-        self.programs = len(work)
+    def __init__(
+        self, tile: _Tile, work: list[tuple[int, int]], aligned: bool, normalised: bool, device: torch.device
+    ) -> None:
+        self.grid = (len(work), 1, 1)
+        self.warps = tile.warps
         self.tiles = torch.tensor(work, dtype=torch.int32).to(device)
-        self.aligned = aligned
-
-    def step(self, table, lr, lam, numbers, options, flags):
-        tile = self.tile
+        self.of_step: tuple[Any, ...]
+        self.of_count: tuple[Any, ...]
         if tile is _ELEMENTS:
-            _step_elements[(self.programs,)](
-                table, self.tiles, lr, lam, *numbers, **flags, BLOCK=tile.cols, num_warps=tile.warps
-            )
-            return
-        _step_rows[(self.programs,)](
-            table, self.tiles, lr, lam, *numbers, **flags, ROWS=tile.rows, COLS=tile.cols, CHUNKED=tile.chunked,
-            ALIGNED=self.aligned, NORMALISED=options["size_normalised"], num_warps=tile.warps,
-        )  # fmt: skip
+            self.stepper, self.counter = _step_elements, _count_elements
+            self.of_step = self.of_count = (tile.cols, aligned)
+        else:
+            self.stepper, self.counter = _step_rows, _count_rows
+            self.of_step = (tile.rows, tile.cols, tile.chunked, aligned, normalised)
+            self.of_count = (tile.rows, tile.cols, aligned, normalised)
+        self.compiled: dict[Any, Any] = {}
 
-    def count(self, table, lam, options, flags):
-        tile = self.tile
-        if tile is _ELEMENTS:
-            _count_elements[(self.programs,)](table, self.tiles, lam, **flags, BLOCK=tile.cols, num_warps=tile.warps)
-            return
-        _count_rows[(self.programs,)](
-            table, self.tiles, lam, **flags, ROWS=tile.rows, COLS=tile.cols, ALIGNED=self.aligned,
-            NORMALISED=options["size_normalised"], num_warps=tile.warps,
-        )  # fmt: skip
+    def step(self, table: Tensor, numbers: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
+        self._run(self.stepper, (table, self.tiles, *numbers, *flags, *self.of_step), flags)
+
+    def count(self, table: Tensor, lam: Any, flags: tuple[Any, ...]) -> None:
+        self._run(self.counter, (table, self.tiles, lam, *flags, *self.of_count), flags)
+
+    def _run(self, kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
+        # Binding two dozen arguments costs Triton's launcher more time than the GPU needs for a small network: what
+        # it compiled for these flags is called directly. Types follow from the flags, and addresses are aligned.
+        key = (flags, *[a.dtype for a in arguments[2:4] if isinstance(a, Tensor)])
+        known = self.compiled.get(key)
+        if known is not None:
+            known[self.grid](*arguments)
+        else:
+            self.compiled[key] = kernel[self.grid](*arguments, num_warps=self.warps)
 
 
 class _Plan:
@@ -360,47 +373,52 @@ class _Plan:
     def __init__(self, bucket: Bucket) -> None:
         device = bucket.params[0].device
         elements = isinstance(bucket.partitions[0], Elements)
-        self.extents = [
-            (1, p.numel()) if elements else (p.shape[0], p.numel() // max(1, p.shape[0])) for p in bucket.params
-        ]
-        work: dict[_Tile, list[tuple[int, int]]] = {}
-        for i, (rows, cols) in enumerate(self.extents):
+        extents = [(1, p.numel()) if elements else (len(p), p.numel() // max(1, len(p))) for p in bucket.params]
+        self.extents = torch.tensor(extents, dtype=torch.int64)
+        work: dict[tuple[_Tile, bool], list[tuple[int, int]]] = {}
+        for i, (rows, cols) in enumerate(extents):
             tile = _ELEMENTS if elements else next(t for t in _ROW_TILES if t.chunked or cols <= t.cols)
             count = math.ceil(cols / tile.cols) if elements else math.ceil(rows / tile.rows)
-            work.setdefault(tile, []).extend((i, k) for k in range(count))
-        self.launches = [
-            _Launch(tile, items, all(self.extents[i][1] % 16 == 0 for i, _ in items), device)
-            for tile, items in work.items()
-            if items
-        ]
+            # Rows of a multiple of 16 elements are loaded 16 bytes at a time; others need a launch of their own.
+            if rows * cols:
+                work.setdefault((tile, cols % 16 == 0), []).extend((i, k) for k in range(count))
+        normalised = bucket.options["size_normalised"]
+        self.launches = [_Launch(tile, items, aligned, normalised, device) for (tile, aligned), items in work.items()]
         # Each tensor's scratch begins on 16 bytes: four counts, of which two are used, and two norms a row.
         self.counts = torch.zeros(len(bucket.params), 4, dtype=torch.int32, device=device) if bucket.scales else None
         self.norms = (
-            [torch.empty(2 * rows, device=device) for rows, _ in self.extents]
-            if bucket.scales and not elements
-            else None
+            [torch.empty(2 * rows, device=device) for rows, _ in extents] if bucket.scales and not elements else None
         )
+        none = [0] * len(bucket.params)
+        self.scratch = [
+            *([n.data_ptr() for n in self.norms] if self.norms is not None else none),
+            *([c.data_ptr() for c in self.counts] if self.counts is not None else none),
+        ]
         self._rows: list[int] = []
         self._table: Tensor | None = None
         self._spare: Tensor | None = None
         self._held: list[tuple[Tensor, Tensor]] = []
 
-    def table(self, bucket: Bucket, grads: list[Tensor]) -> Tensor:
+    def table(self, bucket: Bucket) -> Tensor:
         """The table of addresses on the device, sent anew only when an address changed."""
         if self.counts is not None:
             self.counts.zero_()
-        rows = list(self._addresses(bucket, grads))
-        capturing = grads[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        rows = self._addresses(bucket)
+        device = bucket.params[0].device
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if rows == self._rows and self._table is not None and not capturing:
             return self._table
-        host = torch.tensor(rows, dtype=torch.int64)
-        if not grads[0].is_cuda:
+        if any(address % 16 for address in rows):
+            raise RuntimeError("a parameter or its state was replaced by a view at an odd address: use foreach=True")
+        columns = torch.tensor(rows, dtype=torch.int64).view(_WIDTH - 2, -1)
+        host = torch.cat([columns.T, self.extents], dim=1)
+        if device.type != "cuda":
             self._rows, self._table = rows, host
             return host
         if capturing:
-            return self._captured(host, grads[0].device)
+            return self._captured(host, device)
         # Pinned memory must not be written again while a copy from it may be under way: each upload takes its own.
-        self._rows, self._table = rows, host.pin_memory().to(grads[0].device, non_blocking=True)
+        self._rows, self._table = rows, host.pin_memory().to(device, non_blocking=True)
         if self._spare is None:
             self._spare = torch.empty_like(host, pin_memory=True)
         return self._table
@@ -415,14 +433,14 @@ class _Plan:
         self._held.append((pinned, table))
         return table
 
-    def _addresses(self, bucket: Bucket, grads: list[Tensor]) -> Iterator[int]:
-        momentum, scales = bucket.options["momentum"] != 0, bucket.scales
-        for i, (p, g, v, state) in enumerate(zip(bucket.params, grads, bucket.duals, bucket.states, strict=True)):
-            yield p.data_ptr()
-            yield g.data_ptr()
-            yield state["momentum_buffer"].data_ptr() if momentum else 0
-            yield v.data_ptr()
-            yield scales[i].data_ptr() if scales else 0
-            yield self.norms[i].data_ptr() if self.norms is not None else 0
-            yield self.counts[i].data_ptr() if self.counts is not None else 0
-            yield from self.extents[i]
+    def _addresses(self, bucket: Bucket) -> list[int]:
+        """All addresses, column by column of the table."""
+        none = [0] * len(bucket.params)
+        return [
+            *[p.data_ptr() for p in bucket.params],
+            *[g.data_ptr() for g in bucket.grads],
+            *([s["momentum_buffer"].data_ptr() for s in bucket.states] if bucket.options["momentum"] else none),
+            *[v.data_ptr() for v in bucket.duals],
+            *([e.data_ptr() for e in bucket.scales] or none),
+            *self.scratch,
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any, ClassVar
@@ -126,12 +127,12 @@ class _InverseScaleSpace(Optimizer):
         What sorting them found is kept for the next step, for as long as nothing it depends on has changed.
         """
         grads = [p.grad for p in group["params"]]
-        for i, g in enumerate(grads):
-            if g is not None and g.layout != torch.strided:
-                raise ValueError(
-                    f"the gradient of parameter {_name(group, i)} is sparse ({g.layout}); "
-                    "make it dense, for example with Embedding(sparse=False)"
-                )
+        if {g.layout for g in grads if g is not None} - {torch.strided}:
+            i, layout = next((i, g.layout) for i, g in enumerate(grads) if g is not None and g.layout != torch.strided)
+            raise ValueError(
+                f"the gradient of parameter {_name(group, i)} is sparse ({layout}); "
+                "make it dense, for example with Embedding(sparse=False)"
+            )
         key = [
             group["nu"] == math.inf, group.get("momentum"), group["scaling"], group["group"], group["fused"],
             group["foreach"],
@@ -152,7 +153,7 @@ class _InverseScaleSpace(Optimizer):
         return buckets
 
     def _is_current(self, bucket: Bucket) -> bool:
-        return all(self.state.get(p) is s for p, s in zip(bucket.params, bucket.states, strict=True))
+        return all(map(operator.is_, map(self.state.get, bucket.params), bucket.states))
 
     def _sort(self, group: dict[str, Any], grads: Sequence[Tensor | None]) -> Sequence[Bucket]:
         buckets: dict[tuple[Any, ...], Bucket] = {}

@@ -251,6 +251,29 @@ def test_new_gradients_every_step(monkeypatch):
     compare(p.detach(), expected.w)
 
 
+@pytest.mark.parametrize("level", SHAPES)
+def test_memory_layout_changed_under_way(level, monkeypatch):
+    """model.to(memory_format=channels_last) after some steps: state follows its parameter."""
+    force(monkeypatch, "triton")
+    options = {"momentum": 0.9, "scaling": True}
+    w = torch.randn(4, 3, 2, 2)
+    p = nn.Parameter(w.clone().to(DEVICE))
+    optimizer, reference = (
+        DessiLBI([{"params": [p], "group": level}], **COUPLING, **options),
+        Reference(w, level, options),
+    )
+    for k in range(8):
+        if k == 4:
+            p.data = p.data.to(memory_format=torch.channels_last)
+        g = torch.randn(p.shape)
+        p.grad = g.to(DEVICE)
+        optimizer.step()
+        reference.step(g.double())
+    assert not p.is_contiguous()
+    compare(p.detach(), reference.w)
+    compare(optimizer.dual(p), reference.v)
+
+
 def test_what_triton_cannot_take_is_said():
     from dessilbi.kernels import triton
     from dessilbi.kernels.bucket import Bucket

@@ -83,20 +83,19 @@ def move_sgd(
     if options["decoupled_weight_decay"] and decay:
         torch._foreach_mul_(params, 1 - decay)
         decay = 0.0
-    fused = _fused(params[0], options) or (isinstance(lr, Tensor) and not torch.compiler.is_compiling())
-    sgd(
-        params,
-        _aligned(grads, params) if fused else grads,
-        list(buffers) if options["momentum"] else [None] * len(params),
-        foreach=not fused,
-        fused=fused,
-        weight_decay=decay,
-        momentum=options["momentum"],
-        lr=lr,
-        dampening=0.0 if first else options["dampening"],
-        nesterov=options["nesterov"],
-        maximize=False,
-    )
+    settings = {
+        "weight_decay": decay,
+        "momentum": options["momentum"],
+        "lr": lr,
+        "dampening": 0.0 if first else options["dampening"],
+        "nesterov": options["nesterov"],
+        "maximize": False,
+    }
+    if _fused(params[0], options) or (isinstance(lr, Tensor) and not torch.compiler.is_compiling()):
+        # What torch.optim.SGD(fused=True) comes down to; its way there sorts by device and dtype, which is done.
+        torch._fused_sgd_(params, _aligned(grads, params), buffers, is_first_step=False, **settings)
+    else:
+        sgd(params, grads, list(buffers) or [None] * len(params), foreach=True, **settings)
 
 
 def _step_size(options: dict[str, Any]) -> Any:
@@ -108,7 +107,7 @@ def _step_size(options: dict[str, Any]) -> Any:
 def _aligned(grads: list[Tensor], params: list[Tensor]) -> list[Tensor]:
     """The gradients in the memory layout of their parameters, as torch's fused kernels want them."""
     pairs = zip(grads, params, strict=True)
-    return [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in pairs]
+    return [g if g.ndim < 2 or g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in pairs]
 
 
 def _fused(p: Tensor, options: dict[str, Any]) -> bool:
@@ -158,7 +157,7 @@ class Piece:
     def cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         parts = self.bucket.partitions
         if not parts:
-            return [tensors[i] for i in self.which]
+            return list(tensors)
         split = [parts[i].split(tensors[i]) for i in self.which]
         return [t if r is None else t[r] for t, r in zip(split, self.rows, strict=True)]
 
@@ -175,11 +174,14 @@ class Piece:
 
 def _pieces(bucket: Bucket, limit: int | None) -> Iterator[Piece]:
     """The bucket in pieces of about `limit` elements: long tensors are cut into rows, short ones put together."""
+    if limit is None or not bucket.partitions:
+        yield Piece(bucket, list(range(len(bucket.params))), [None] * len(bucket.params))
+        return
     piece, filled = Piece(bucket, [], []), 0
     for i, p in enumerate(bucket.params):
         size = p.numel()
-        if limit is None or size <= limit or not bucket.partitions:
-            if limit is not None and filled and filled + size > limit:
+        if size <= limit:
+            if filled and filled + size > limit:
                 yield piece
                 piece, filled = Piece(bucket, [], []), 0
             piece.which.append(i)

@@ -37,7 +37,7 @@ class _Tile:
 
 
 _ELEMENTS = _Tile(1, 2048, False, 4)
-_ROW_TILES = (_Tile(32, 32, False, 4), _Tile(8, 256, False, 4), _Tile(1, 2048, False, 4), _Tile(1, 2048, True, 8))
+_ROW_TILES = (_Tile(32, 32, False, 4), _Tile(8, 256, False, 4), _Tile(1, 2048, True, 8))
 
 
 @triton.jit
@@ -291,14 +291,15 @@ def sgd_step(bucket: Bucket) -> None:
 
 
 def _sgd_step(bucket: Bucket, device: torch.device) -> None:
-    options, grads = bucket.options, bucket.grads
-    for i, (g, p) in enumerate(zip(grads, bucket.params, strict=True)):
-        if g.dtype != p.dtype or g.stride() != p.stride() or g.data_ptr() % 16:
-            grads[i] = torch.empty_like(p).copy_(g)
+    options = bucket.options
     key = tuple(map(id, bucket.params))
     plan = bucket.cache.get(key)
     if plan is None:
         plan = bucket.cache[key] = _Plan(bucket)
+    bucket.grads = [
+        g if g.stride() == stride and g.dtype == dtype and not g.data_ptr() % 16 else torch.empty_like(p).copy_(g)
+        for g, p, (stride, dtype) in zip(bucket.grads, bucket.params, plan.layouts, strict=True)
+    ]
     table = plan.table(bucket)
     lr, lr_kind = _as_argument([options["lr"]], device)
     lam, lam_kind = _as_argument(bucket.lams, device)
@@ -360,11 +361,12 @@ class _Launch:
         # Binding two dozen arguments costs Triton's launcher more time than the GPU needs for a small network: what
         # it compiled for these flags is called directly. Types follow from the flags, and addresses are aligned.
         key = (flags, *[a.dtype for a in arguments[2:4] if isinstance(a, Tensor)])
-        known = self.compiled.get(key)
-        if known is not None:
-            known[self.grid](*arguments)
+        run = self.compiled.get(key)
+        if run is not None:
+            run(*arguments)
         else:
-            self.compiled[key] = kernel[self.grid](*arguments, num_warps=self.warps)
+            compiled = kernel[self.grid](*arguments, num_warps=self.warps)
+            self.compiled[key] = compiled and compiled[self.grid]
 
 
 class _Plan:
@@ -375,6 +377,7 @@ class _Plan:
         elements = isinstance(bucket.partitions[0], Elements)
         extents = [(1, p.numel()) if elements else (len(p), p.numel() // max(1, len(p))) for p in bucket.params]
         self.extents = torch.tensor(extents, dtype=torch.int64)
+        self.layouts: list[tuple[tuple[int, ...], torch.dtype]] = [(p.stride(), p.dtype) for p in bucket.params]
         work: dict[tuple[_Tile, bool], list[tuple[int, int]]] = {}
         for i, (rows, cols) in enumerate(extents):
             tile = _ELEMENTS if elements else next(t for t in _ROW_TILES if t.chunked or cols <= t.cols)
@@ -408,6 +411,8 @@ class _Plan:
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if rows == self._rows and self._table is not None and not capturing:
             return self._table
+        self._relayout(bucket)
+        rows = self._addresses(bucket)
         if any(address % 16 for address in rows):
             raise RuntimeError("a parameter or its state was replaced by a view at an odd address: use foreach=True")
         columns = torch.tensor(rows, dtype=torch.int64).view(_WIDTH - 2, -1)
@@ -422,6 +427,20 @@ class _Plan:
         if self._spare is None:
             self._spare = torch.empty_like(host, pin_memory=True)
         return self._table
+
+    def _relayout(self, bucket: Bucket) -> None:
+        """Bring state into the memory layout of its parameter, where the user changed that (channels_last, say)."""
+        for i, (p, state) in enumerate(zip(bucket.params, bucket.states, strict=True)):
+            for name in ("dual", "momentum_buffer", "scale"):
+                x = state.get(name)
+                if x is not None and x.shape == p.shape and x.stride() != p.stride():
+                    state[name] = torch.empty_like(p, dtype=x.dtype).copy_(x)
+            if bucket.grads[i].stride() != p.stride():
+                bucket.grads[i] = torch.empty_like(p).copy_(bucket.grads[i])
+        self.layouts = [(p.stride(), p.dtype) for p in bucket.params]
+        bucket.duals = [s["dual"] for s in bucket.states]
+        if bucket.scales:
+            bucket.scales = [s["scale"] for s in bucket.states]
 
     def _captured(self, host: Tensor, device: torch.device) -> Tensor:
         """A table of the graph's own: later eager steps must not overwrite what its replays read."""

@@ -251,6 +251,18 @@ def test_early_points():
         early_points(0)
 
 
+def test_note():
+    p = nn.Linear(3, 3)
+    path = Path(p, DessiLBI(p.parameters(), 0.1))
+    with pytest.raises(ValueError, match="record"):
+        path.note(accuracy=0.5)
+    path.record(1, loss=2.0)
+    path.note(accuracy=0.5, loss=1.0)
+    assert (path.points[0]["accuracy"], path.points[0]["loss"]) == (0.5, 1.0)
+    with pytest.raises(ValueError, match="lam"):
+        path.note(lam=0.5)
+
+
 def test_per_layer_lam_is_not_one_number():
     p = nn.Linear(3, 3)
     optimizer = DessiLBI([{"params": [p.weight], "lam": torch.tensor([0.5])}], 0.1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from dessilbi import iteration
+from dessilbi import iteration, sharding
 from dessilbi.groups import Elements, Number, Partition, Slices, partition, transposed_filters
 from dessilbi.kernels import Bucket, Kernel, adamw_kernel, sgd_kernel
 
@@ -140,20 +140,22 @@ class _InverseScaleSpace(Optimizer):
         ]  # fmt: skip
         buckets: Sequence[Bucket]
         kept_key, buckets = self._cache.get(id(group), (None, ()))
-        if kept_key != key or not all(self._is_current(b) for b in buckets) or torch.compiler.is_compiling():
+        if kept_key != key or not all(self._is_current(group, b) for b in buckets) or torch.compiler.is_compiling():
             buckets = self._sort(group, grads)
-            if not any(b.first for b in buckets):
+            # Shards may move from step to step; what was found of them is not kept.
+            if not any(b.first for b in buckets) and not any(map(sharding.is_sharded, group["params"])):
                 self._cache[id(group)] = key, buckets
         for b in buckets:
-            b.grads = [grads[i] for i in b.index]
+            b.grads = [sharding.local(grads[i]) for i in b.index]
             if b.partitions:
                 b.duals = [s["dual"] for s in b.states]
                 b.scales = [s["scale"] for s in b.states] if group["scaling"] else []
                 b.lams = [_lam(group, i) for i in b.index]
         return buckets
 
-    def _is_current(self, bucket: Bucket) -> bool:
-        return all(map(operator.is_, map(self.state.get, bucket.params), bucket.states))
+    def _is_current(self, group: dict[str, Any], bucket: Bucket) -> bool:
+        params = group["params"]
+        return all(map(operator.is_, map(self.state.get, map(params.__getitem__, bucket.index)), bucket.states))
 
     def _sort(self, group: dict[str, Any], grads: Sequence[Tensor | None]) -> Sequence[Bucket]:
         buckets: dict[tuple[Any, ...], Bucket] = {}
@@ -168,16 +170,16 @@ class _InverseScaleSpace(Optimizer):
             bucket = buckets.get(key)
             if bucket is None:
                 bucket = buckets[key] = Bucket(group, first, cache=self._cache)
+            if part is not None:
+                sharding.check(_name(group, i), p, part, group["scaling"])
+                if "dual" not in state:
+                    state["dual"] = _zeros(p)
+                if group["scaling"] and "scale" not in state:
+                    state["scale"] = part.norms(part.split(p.detach().to(state_dtype(p))))
+                bucket.partitions.append(part)
             bucket.index.append(i)
-            bucket.params.append(p)
-            bucket.states.append(state)
-            if part is None:
-                continue
-            bucket.partitions.append(part)
-            if "dual" not in state:
-                state["dual"] = _zeros(p)
-            if group["scaling"] and "scale" not in state:
-                state["scale"] = part.norms(part.split(p.detach().to(state_dtype(p))))
+            bucket.params.append(sharding.local(p))
+            bucket.states.append({k: sharding.local(v) for k, v in state.items()} if sharding.is_sharded(p) else state)
         return list(buckets.values())
 
     def _check_gradients(self) -> None:
@@ -215,14 +217,15 @@ class _InverseScaleSpace(Optimizer):
     def gamma(self, p: Tensor) -> Tensor:
         """Γ of a penalised parameter, a new tensor shaped like it, read with the λ now in force."""
         group, i, part = self._penalised(p)
-        return iteration.gamma(
-            self.dual(p),
+        gamma = iteration.gamma(
+            sharding.local(self.dual(p)),
             part,
             kappa=group["kappa"],
             lam=_lam(group, i),
             scale=self.scale(p),
             size_normalised=group["size_normalised"],
         )
+        return sharding.like(gamma, p, tuple(p.shape))
 
     def dual(self, p: Tensor) -> Tensor:
         """V of a penalised parameter: the optimizer's own tensor, not a copy (zeros before the first step)."""
@@ -237,11 +240,16 @@ class _InverseScaleSpace(Optimizer):
 
     @torch.no_grad()
     def support(self, p: Tensor) -> Tensor:
-        """Where Γ is not zero: bool, one entry a group; elementwise, shaped like `p`, for `group="weight"`."""
+        """Where Γ is not zero: bool, one entry a group; elementwise, shaped like `p`, for `group="weight"`.
+
+        Of a DTensor it is a DTensor; `.full_tensor()`, called on all ranks, gathers it.
+        """
         group, i, part = self._penalised(p)
-        return iteration.support(
-            self.dual(p), part, lam=_lam(group, i), scale=self.scale(p), size_normalised=group["size_normalised"]
+        v = sharding.local(self.dual(p))
+        support = iteration.support(
+            v, part, lam=_lam(group, i), scale=self.scale(p), size_normalised=group["size_normalised"]
         )
+        return sharding.like(support, p, tuple(p.shape) if part.kind == "weight" else (part.count(p.shape),))
 
     def threshold(self, p: Tensor) -> Number:
         """The λ in force for a penalised parameter."""
@@ -326,7 +334,7 @@ def state_dtype(p: Tensor) -> torch.dtype:
 
 
 def _zeros(p: Tensor) -> Tensor:
-    return torch.zeros_like(p, dtype=state_dtype(p), memory_format=torch.preserve_format)
+    return torch.zeros_like(p, dtype=state_dtype(p), requires_grad=False)
 
 
 def _step_device(p: Tensor, options: dict[str, Any]) -> torch.device:

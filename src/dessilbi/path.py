@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from dessilbi import files
 from dessilbi.groups import Partition
 from dessilbi.optim import DessiAdamW, DessiLBI
+from dessilbi.sharding import whole
 
 NEVER = -1
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -136,7 +137,7 @@ class Path:
             self._tracks = fresh
         self._attached, self._optimizer = attached, optimizer
         self._last = {
-            name: (self.support(name) if self._records else torch.zeros_like(optimizer.support(p))).to(p.device)
+            name: (self.support(name) if self._records else torch.zeros_like(whole(optimizer.support(p)))).to(p.device)
             for name, p, _ in attached
         }
 
@@ -152,13 +153,22 @@ class Path:
         clash = fixed.keys() & scalars.keys()
         if clash:
             raise ValueError(f"record(…, {clash.pop()}=…): the path keeps that by itself; choose another name")
-        found = [(name, optimizer.support(p), _summary(optimizer, p, part)) for name, p, part in self._attached]
+        found = [(name, whole(optimizer.support(p)), _summary(optimizer, p, part)) for name, p, part in self._attached]
         for name, support, norms in found:
             flips = (support ^ self._last[name]).flatten().nonzero().flatten().cpu().numpy()
             self._last[name] = support
             self._tracks[name].changes.append(_encode(flips))
             self._tracks[name].norms.append(norms.cpu().numpy())
         self._records.append({**fixed, **{k: float(v) for k, v in scalars.items()}})
+
+    def note(self, **scalars: float) -> None:
+        """Add scalars to the last recorded point: what was measured only after it."""
+        if not self._records:
+            raise ValueError("nothing is recorded yet: call record(point) first")
+        clash = {"point", "time", "lam"} & scalars.keys()
+        if clash:
+            raise ValueError(f"note({clash.pop()}=…): the path keeps that by itself; choose another name")
+        self._records[-1].update({k: float(v) for k, v in scalars.items()})
 
     # -- queries -------------------------------------------------------------------------------------------------
 
@@ -288,14 +298,14 @@ def _clean(name: str) -> str:
 def _summary(optimizer: DessiLBI | DessiAdamW, p: Tensor, part: Partition) -> Tensor:
     """Norms of W, V and Γ by group, or their quantiles at the weight level: (3, groups or quantiles), float32."""
     if part.kind != "weight":
-        tensors = (p.to(torch.float32), optimizer.dual(p), optimizer.gamma(p))
+        tensors = (whole(p.detach()).to(torch.float32), whole(optimizer.dual(p)), whole(optimizer.gamma(p)))
         return torch.stack([part.norms(part.split(x)).flatten().float() for x in tensors])
     stride = max(1, p.numel() // _SAMPLE)
     # An odd stride, so that the sample does not keep to a few places of every kernel.
     where = torch.arange(0, p.numel(), stride | 1, device=p.device)
     group = optimizer.options(p)
-    w = p.detach().reshape(-1)[where].abs().float()
-    v = optimizer.dual(p).reshape(-1)[where].abs().float()
+    w = whole(p.detach()).reshape(-1)[where].abs().float()
+    v = whole(optimizer.dual(p)).reshape(-1)[where].abs().float()
     shrunk = (v - optimizer.threshold(p)).clamp_min(0) * group["kappa"]
     scale = optimizer.scale(p)
     if scale is not None:

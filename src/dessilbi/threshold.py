@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dessilbi.groups import Partition
 from dessilbi.optim import DessiAdamW, DessiLBI
+from dessilbi.sharding import whole
 
 # A quantile of a random sample of 2^16 of N numbers lies within 4 standard deviations, 0.4 % of the ranks, of that
 # of all N: only the numbers in that band need ordering.
@@ -92,7 +93,7 @@ class TargetThreshold:
 
     def _norms(self, p: Tensor, part: Partition) -> Tensor:
         """‖V_g‖ (over √|g| where λ is size-normalised), or V itself where its elements are the groups."""
-        v = part.split(self.optimizer.dual(p))
+        v = part.split(whole(self.optimizer.dual(p)))
         if part.kind == "weight":
             return v
         norms = part.norms(v)

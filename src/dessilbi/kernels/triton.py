@@ -176,23 +176,16 @@ def _shrink(norm, lam):
 
 
 @triton.jit
-def _step_rows(
-    table, tiles, lr_, lam_, kappa, rate, momentum, undamped, decay, beta_min,
-    WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LR: tl.constexpr, LAM: tl.constexpr, MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr,
-    SCALING: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKED: tl.constexpr, ALIGNED: tl.constexpr,
-    NORMALISED: tl.constexpr,
+def _rows(
+    entry, first, rows, cols, lr, lam, kappa, rate, momentum, undamped, decay, beta_min,
+    W_TYPE: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECAY: tl.constexpr,
+    DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, SCALING: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, CHUNKED: tl.constexpr, NORMALISED: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    position = tl.load(tiles + 2 * pid)
-    entry = table + position * WIDTH
-    lr, lam = _number(lr_, position, LR), _number(lam_, position, LAM)
-    rows, cols = tl.load(entry + 7), tl.load(entry + 8)
-    if ALIGNED:
-        cols = tl.multiple_of(cols, 16)
+    """One step of some whole rows."""
     if NORMALISED:
         lam = lam * tl.sqrt(cols.to(tl.float32))
-    row = tl.load(tiles + 2 * pid + 1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = first.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     v_ptr = _pointer(entry, 3, tl.float32)
     rise = tl.full([ROWS], 1.0, tl.float32)
@@ -230,23 +223,52 @@ def _step_rows(
 
 
 @triton.jit
+def _step_rows(
+    table, tiles, lr_, lam_, kappa, rate, momentum, undamped, decay, beta_min,
+    WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LR: tl.constexpr, LAM: tl.constexpr, MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr,
+    SCALING: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKED: tl.constexpr,
+    NORMALISED: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    position, first = tl.load(tiles + 2 * pid), tl.load(tiles + 2 * pid + 1)
+    entry = table + position * WIDTH
+    lr, lam = _number(lr_, position, LR), _number(lam_, position, LAM)
+    rows, cols = tl.load(entry + 7), tl.load(entry + 8)
+    # Rows of a multiple of 16 elements are loaded 16 bytes at a time.
+    if cols % 16 == 0:
+        _rows(
+            entry, first, rows, tl.multiple_of(cols, 16), lr, lam, kappa, rate, momentum, undamped, decay, beta_min,
+            W_TYPE, MOMENTUM, NESTEROV, DECAY, DECOUPLED, MAXIMIZE, SCALING, ROWS, COLS, CHUNKED, NORMALISED,
+        )  # fmt: skip
+    else:
+        _rows(
+            entry, first, rows, cols, lr, lam, kappa, rate, momentum, undamped, decay, beta_min,
+            W_TYPE, MOMENTUM, NESTEROV, DECAY, DECOUPLED, MAXIMIZE, SCALING, ROWS, COLS, CHUNKED, NORMALISED,
+        )  # fmt: skip
+
+
+@triton.jit
 def _count_rows(
     table, tiles, lam_, WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LAM: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, ALIGNED: tl.constexpr, NORMALISED: tl.constexpr,
+    COLS: tl.constexpr, NORMALISED: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     position = tl.load(tiles + 2 * pid)
     entry = table + position * WIDTH
     lam = _number(lam_, position, LAM)
     rows, cols = tl.load(entry + 7), tl.load(entry + 8)
-    if ALIGNED:
-        cols = tl.multiple_of(cols, 16)
     if NORMALISED:
         lam = lam * tl.sqrt(cols.to(tl.float32))
     row = tl.load(tiles + 2 * pid + 1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    norm = _row_norms(_pointer(entry, 3, tl.float32), row, cols, inside, ROWS, COLS)
-    own = _row_norms(_pointer(entry, 0, W_TYPE), row, cols, inside, ROWS, COLS)
+    v_ptr, w_ptr = _pointer(entry, 3, tl.float32), _pointer(entry, 0, W_TYPE)
+    if cols % 16 == 0:
+        norm = _row_norms(v_ptr, row, tl.multiple_of(cols, 16), inside, ROWS, COLS)
+        own = _row_norms(w_ptr, row, tl.multiple_of(cols, 16), inside, ROWS, COLS)
+    else:
+        norm = _row_norms(v_ptr, row, cols, inside, ROWS, COLS)
+        own = _row_norms(w_ptr, row, cols, inside, ROWS, COLS)
     norms = _pointer(entry, 5, tl.float32)
     tl.store(norms + row, norm, mask=inside)
     tl.store(norms + rows + row, own, mask=inside)
@@ -347,8 +369,8 @@ class _Launch:
             self.of_step = self.of_count = (tile.cols, aligned)
         else:
             self.stepper, self.counter = _step_rows, _count_rows
-            self.of_step = (tile.rows, tile.cols, tile.chunked, aligned, normalised)
-            self.of_count = (tile.rows, tile.cols, aligned, normalised)
+            self.of_step = (tile.rows, tile.cols, tile.chunked, normalised)
+            self.of_count = (tile.rows, tile.cols, normalised)
         self.compiled: dict[Any, Any] = {}
 
     def step(self, table: Tensor, numbers: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
@@ -379,12 +401,16 @@ class _Plan:
         self.extents = torch.tensor(extents, dtype=torch.int64)
         self.layouts: list[tuple[tuple[int, ...], torch.dtype]] = [(p.stride(), p.dtype) for p in bucket.params]
         work: dict[tuple[_Tile, bool], list[tuple[int, int]]] = {}
-        for i, (rows, cols) in enumerate(extents):
-            tile = _ELEMENTS if elements else next(t for t in _ROW_TILES if t.chunked or cols <= t.cols)
-            count = math.ceil(cols / tile.cols) if elements else math.ceil(rows / tile.rows)
-            # Rows of a multiple of 16 elements are loaded 16 bytes at a time; others need a launch of their own.
-            if rows * cols:
-                work.setdefault((tile, cols % 16 == 0), []).extend((i, k) for k in range(count))
+        total = sum(rows * cols for rows, cols in extents)
+        for tile, members in self._by_tile(extents, elements).items():
+            # A launch costs more than a few wasted lanes: short rows go with the long ones while they are few.
+            if not tile.chunked and not elements and 16 * sum(math.prod(extents[i]) for i in members) < total:
+                tile = _ROW_TILES[-1]
+            for i in members:
+                rows, cols = extents[i]
+                count = math.ceil(cols / tile.cols) if elements else math.ceil(rows / tile.rows)
+                # Elements in a multiple of 16 are loaded 16 bytes at a time; others need a launch of their own.
+                work.setdefault((tile, not elements or cols % 16 == 0), []).extend((i, k) for k in range(count))
         normalised = bucket.options["size_normalised"]
         self.launches = [_Launch(tile, items, aligned, normalised, device) for (tile, aligned), items in work.items()]
         # Each tensor's scratch begins on 16 bytes: four counts, of which two are used, and two norms a row.
@@ -401,6 +427,15 @@ class _Plan:
         self._table: Tensor | None = None
         self._spare: Tensor | None = None
         self._held: list[tuple[Tensor, Tensor]] = []
+
+    @staticmethod
+    def _by_tile(extents: list[tuple[int, int]], elements: bool) -> dict[_Tile, list[int]]:
+        members: dict[_Tile, list[int]] = {}
+        for i, (rows, cols) in enumerate(extents):
+            if rows * cols:
+                tile = _ELEMENTS if elements else next(t for t in _ROW_TILES if t.chunked or cols <= t.cols)
+                members.setdefault(tile, []).append(i)
+        return members
 
     def table(self, bucket: Bucket) -> Tensor:
         """The table of addresses on the device, sent anew only when an address changed."""

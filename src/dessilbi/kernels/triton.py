@@ -36,6 +36,8 @@ class _Tile:
     warps: int
 
 
+_SMALL = 1 << 25
+
 _ELEMENTS = _Tile(1, 2048, False, 4)
 _ROW_TILES = (_Tile(32, 32, False, 4), _Tile(8, 256, False, 4), _Tile(1, 2048, True, 8))
 
@@ -228,17 +230,22 @@ def _step_rows(
     WIDTH: tl.constexpr, W_TYPE: tl.constexpr, LR: tl.constexpr, LAM: tl.constexpr, MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr,
     SCALING: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKED: tl.constexpr,
-    NORMALISED: tl.constexpr,
+    ALIGNED: tl.constexpr, NORMALISED: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     position, first = tl.load(tiles + 2 * pid), tl.load(tiles + 2 * pid + 1)
     entry = table + position * WIDTH
     lr, lam = _number(lr_, position, LR), _number(lam_, position, LAM)
     rows, cols = tl.load(entry + 7), tl.load(entry + 8)
-    # Rows of a multiple of 16 elements are loaded 16 bytes at a time.
-    if cols % 16 == 0:
+    # Rows of a multiple of 16 elements are loaded 16 bytes at a time. A launch of both kinds looks at run time.
+    if ALIGNED == 1:
         _rows(
             entry, first, rows, tl.multiple_of(cols, 16), lr, lam, kappa, rate, momentum, undamped, decay, beta_min,
+            W_TYPE, MOMENTUM, NESTEROV, DECAY, DECOUPLED, MAXIMIZE, SCALING, ROWS, COLS, CHUNKED, NORMALISED,
+        )  # fmt: skip
+    elif cols % 16 == 0:
+        _rows(
+            entry, first, rows, cols // 16 * 16, lr, lam, kappa, rate, momentum, undamped, decay, beta_min,
             W_TYPE, MOMENTUM, NESTEROV, DECAY, DECOUPLED, MAXIMIZE, SCALING, ROWS, COLS, CHUNKED, NORMALISED,
         )  # fmt: skip
     else:
@@ -264,8 +271,8 @@ def _count_rows(
     inside = row < rows
     v_ptr, w_ptr = _pointer(entry, 3, tl.float32), _pointer(entry, 0, W_TYPE)
     if cols % 16 == 0:
-        norm = _row_norms(v_ptr, row, tl.multiple_of(cols, 16), inside, ROWS, COLS)
-        own = _row_norms(w_ptr, row, tl.multiple_of(cols, 16), inside, ROWS, COLS)
+        norm = _row_norms(v_ptr, row, cols // 16 * 16, inside, ROWS, COLS)
+        own = _row_norms(w_ptr, row, cols // 16 * 16, inside, ROWS, COLS)
     else:
         norm = _row_norms(v_ptr, row, cols, inside, ROWS, COLS)
         own = _row_norms(w_ptr, row, cols, inside, ROWS, COLS)
@@ -369,7 +376,7 @@ class _Launch:
             self.of_step = self.of_count = (tile.cols, aligned)
         else:
             self.stepper, self.counter = _step_rows, _count_rows
-            self.of_step = (tile.rows, tile.cols, tile.chunked, normalised)
+            self.of_step = (tile.rows, tile.cols, tile.chunked, int(aligned), normalised)
             self.of_count = (tile.rows, tile.cols, normalised)
         self.compiled: dict[Any, Any] = {}
 
@@ -391,6 +398,26 @@ class _Launch:
             self.compiled[key] = compiled and compiled[self.grid]
 
 
+def _by_tile(extents: list[tuple[int, int]], elements: bool) -> dict[tuple[_Tile, bool], list[int]]:
+    """Which tensors go together: by the tile that suits them, and by whether all they have is 16 bytes at a time."""
+    members: dict[tuple[_Tile, bool], list[int]] = {}
+    for i, (rows, cols) in enumerate(extents):
+        if rows * cols:
+            tile = _ELEMENTS if elements else next(t for t in _ROW_TILES if t.chunked or cols <= t.cols)
+            members.setdefault((tile, cols % 16 == 0), []).append(i)
+    long = [key for key in members if key[0].chunked]
+    if elements or not long:
+        return members
+    # A launch costs as much as the work on some ten million parameters, and more than a few wasted lanes: in small
+    # networks, short and odd rows go with the long ones while they are few.
+    sizes = {key: sum(math.prod(extents[i]) for i in group) for key, group in members.items()}
+    few = [key for key in members if key != (_ROW_TILES[-1], True) and 16 * sizes[key] < sum(sizes.values()) < _SMALL]
+    together = [i for key in (*long, *few) for i in members.pop(key, [])] if few else []
+    if together:
+        members[_ROW_TILES[-1], all(extents[i][1] % 16 == 0 for i in together)] = sorted(together)
+    return members
+
+
 class _Plan:
     """What does not change from step to step: the tiles, the scratch of the scaling pass, and where the table lies."""
 
@@ -401,16 +428,11 @@ class _Plan:
         self.extents = torch.tensor(extents, dtype=torch.int64)
         self.layouts: list[tuple[tuple[int, ...], torch.dtype]] = [(p.stride(), p.dtype) for p in bucket.params]
         work: dict[tuple[_Tile, bool], list[tuple[int, int]]] = {}
-        total = sum(rows * cols for rows, cols in extents)
-        for tile, members in self._by_tile(extents, elements).items():
-            # A launch costs more than a few wasted lanes: short rows go with the long ones while they are few.
-            if not tile.chunked and not elements and 16 * sum(math.prod(extents[i]) for i in members) < total:
-                tile = _ROW_TILES[-1]
+        for (tile, aligned), members in _by_tile(extents, elements).items():
             for i in members:
                 rows, cols = extents[i]
                 count = math.ceil(cols / tile.cols) if elements else math.ceil(rows / tile.rows)
-                # Elements in a multiple of 16 are loaded 16 bytes at a time; others need a launch of their own.
-                work.setdefault((tile, not elements or cols % 16 == 0), []).extend((i, k) for k in range(count))
+                work.setdefault((tile, aligned), []).extend((i, k) for k in range(count))
         normalised = bucket.options["size_normalised"]
         self.launches = [_Launch(tile, items, aligned, normalised, device) for (tile, aligned), items in work.items()]
         # Each tensor's scratch begins on 16 bytes: four counts, of which two are used, and two norms a row.
@@ -427,15 +449,6 @@ class _Plan:
         self._table: Tensor | None = None
         self._spare: Tensor | None = None
         self._held: list[tuple[Tensor, Tensor]] = []
-
-    @staticmethod
-    def _by_tile(extents: list[tuple[int, int]], elements: bool) -> dict[_Tile, list[int]]:
-        members: dict[_Tile, list[int]] = {}
-        for i, (rows, cols) in enumerate(extents):
-            if rows * cols:
-                tile = _ELEMENTS if elements else next(t for t in _ROW_TILES if t.chunked or cols <= t.cols)
-                members.setdefault(tile, []).append(i)
-        return members
 
     def table(self, bucket: Bucket) -> Tensor:
         """The table of addresses on the device, sent anew only when an address changed."""

@@ -1,0 +1,55 @@
+"""Where a run took place: what a number cannot be compared without."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dessilbi import __version__
+from dessilbi.training.distribution import World
+
+
+def facts(world: World, command: str = "") -> dict[str, Any]:
+    """Versions, device, commit and command, as plain values."""
+    device = world.device
+    return {
+        "command": command or " ".join(sys.argv),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "dessilbi": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "processes": world.size,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this code runs from, with a + if files were changed; None outside of one."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        # A package that lies in the site-packages of someone else's checkout is not of that checkout.
+        if not git("ls-files", "--error-unmatch", "../__init__.py"):
+            return None
+        commit = git("rev-parse", "HEAD")
+        return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,441 @@
+"""``train``: the one loop. It can be stopped at any moment, by any means, and goes on from the last checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dessilbi.optim import DessiAdamW, DessiLBI
+from dessilbi.threshold import TargetThreshold
+from dessilbi.training import datasets, network, optimizers, randomness, sharding, step
+from dessilbi.training.board import Board
+from dessilbi.training.config import Config, differences
+from dessilbi.training.distribution import World
+from dessilbi.training.environment import facts
+from dessilbi.training.evaluation import evaluate
+from dessilbi.training.interrupts import Interrupts
+from dessilbi.training.masking import masked
+from dessilbi.training.record import Record
+from dessilbi.training.reporter import Reporter
+from dessilbi.training.run import Run
+from dessilbi.training.schedule import set_step_size, step_size
+from dessilbi.training.writer import Writer
+
+# On an accelerator the losses are looked at every so many steps: looking waits for the device.
+_LOOK_EVERY = 200
+# What may differ when a run is resumed elsewhere: it does not enter the numbers.
+_PLACE = ("data_root", "device", "workers", "tensorboard", "checkpoint_every", "keep_checkpoints")
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or the weights are not finite any more. The last good checkpoint is kept."""
+
+
+def train(
+    config: Config,
+    folder: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: object | None = None,
+    command: str = "",
+) -> dict[str, Any]:
+    """Train as the configuration says, and leave everything there is to know in a run folder (see :class:`Run`).
+
+    Args:
+        config: what to compute. With `resume` it must be that of the run, except that `epochs` may be larger (a
+            `cosine` schedule and a `keep` target are then stretched over the new length from there on), and that what
+            depends on the place, such as `data_root` and `device`, may differ.
+        folder: the run folder.
+        resume: go on from the newest checkpoint that is whole; from the beginning if there is none yet. On a CPU in one
+            process the result is bit for bit that of a run that was never stopped, given as many threads.
+        overwrite: start anew in the folder of another run.
+        progress: an object with some of the methods ``start(total_epochs, steps_per_epoch)``, ``step(epoch, step,
+            loss)`` (counted from 1; the loss only where it is known without waiting), ``epoch(metrics)`` and
+            ``note(text)``.
+        command: recorded with the environment.
+
+    Returns:
+        The last metrics, and `best_epoch`, `best_dense`, `stopped_early`, `folder`.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when a checkpoint was written at the end of the step.
+        TrainingDiverged: the loss is not finite.
+        OSError: nothing more could be written; the last checkpoint is kept.
+
+    Under torchrun, all processes call this alike; the first one writes.
+    """
+    if resume and overwrite:
+        raise ValueError("resume=True goes on and overwrite=True starts anew: choose one of them")
+    # What is wrong with the folder should not be said after reading the data.
+    if resume:
+        _check_same(Run.open(folder), config)
+    elif os.environ.get("RANK", "0") == "0":
+        Run.check(folder, overwrite)
+    if config.tensorboard:
+        Board.check()
+    world = World.enter(config)
+    try:
+        reporter = Reporter(progress if world.first else None)
+        with Interrupts() as interrupts, _tuned(world.device):
+            session = _Session(config, world, reporter, interrupts)
+            session.enter(folder, resume, overwrite, command)
+            summary = session.go()
+            world.wait()  # who leaves first cuts off the others in the middle of a word
+            return summary
+    finally:
+        world.leave()
+
+
+def _check_same(run: Run, config: Config) -> None:
+    recorded = run.config.replace(**{name: getattr(config, name) for name in _PLACE})
+    found = differences(recorded, config)
+    if config.epochs > recorded.epochs:
+        found = [line for line in found if not line.startswith("epochs:")]
+    if found:
+        raise ValueError(
+            f"{run.folder}: the run has another configuration ({'; '.join(found)}): resume it with its own, or start "
+            "another run; only epochs may be raised"
+        )
+
+
+@contextlib.contextmanager
+def _tuned(device: torch.device) -> Iterator[None]:
+    """The device is the current one; shapes do not change during a run, so cuDNN may try which algorithm is fastest."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    try:
+        with current:
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+class _Session:
+    """A run in this process: what is built from the configuration, and how far it has come."""
+
+    def __init__(self, config: Config, world: World, reporter: Reporter, interrupts: Interrupts) -> None:
+        self.config, self.world, self.reporter, self.interrupts = config, world, reporter, interrupts
+        dtype = step.DTYPES[config.precision]
+        self.data = datasets.build(config, world.device, dtype, world.rank, world.size)
+        randomness.seed_all(config.seed)
+        self.model = network.build(config, self.data, world.device)
+        if config.fsdp:
+            world.shard(self.model)
+        self.optimizer = optimizers.build(config, self.model, world.device)
+        wrapped = self.model if config.fsdp else world.wrap(self.model)
+        self.step_once = step.build(config, wrapped, self.optimizer, self.data.train, world.device, world.size)
+        ours = isinstance(self.optimizer, (DessiLBI, DessiAdamW)) and bool(self.optimizer.penalised())
+        self.ours: DessiLBI | DessiAdamW | None = self.optimizer if ours else None  # type: ignore[assignment]
+        self.threshold = (
+            TargetThreshold(self.ours, config.keep, config.ramp) if self.ours and config.keep is not None else None
+        )
+        self.steps_per_epoch = len(self.data.train)
+        # How far the run is: whole epochs, steps into the next one, steps in all.
+        self.epoch = self.step = self.steps = 0
+        self.losses = torch.zeros(self.steps_per_epoch, device=world.device)
+        self.looked = 0
+        self.seconds = 0.0
+        self.lr = math.nan
+        self.best: tuple[float, int] = (-1.0, 0)
+        # False while a step or an evaluation is half done: such a state must not be saved.
+        self.whole = True
+        self.writer = Writer(background=world.device.type != "cpu")
+        self.record: Record | None = None
+        self.board: Board | None = None
+        self.run: Run
+
+    # -- the folder ----------------------------------------------------------------------------------------------
+
+    def enter(self, folder: str | os.PathLike[str], resume: bool, overwrite: bool, command: str) -> None:
+        """Make or open the run folder, and take up what is in it."""
+        if resume:
+            self.run = Run.open(folder)
+            state = self.run.latest(self.reporter.note)
+            self.world.wait()
+        else:
+            state = None
+            if self.world.first:
+                Run.create(folder, self.config, overwrite)
+            self.world.wait()
+            self.run = Run.open(folder)
+        self.run.config = self.config
+        if self.ours and (self.world.first or self.config.fsdp):
+            self.record = Record(self.model, self.ours, self.run.path_file, self.steps_per_epoch)
+        if state is not None:
+            self._restore(state)
+        if state is None or self.world.rank:
+            # Importing a package may have drawn a random number, in one process and not in the next.
+            randomness.seed_all((self.config.seed + 1_000_003 * self.world.rank + self.steps) % 2**63)
+        if self.world.first:
+            with self._storing():
+                if resume:
+                    self.run.write_config(self.config)
+                    self.run.truncate(self.epoch)
+                    if self.record is not None and state is None:
+                        self.record.resume(0)
+                self.run.add_environment(facts(self.world, command))
+            if self.config.tensorboard:
+                self.board = Board(self.run.folder / "tensorboard", self.epoch)
+
+    # -- going through the epochs --------------------------------------------------------------------------------
+
+    def go(self) -> dict[str, Any]:
+        """Train to the end, or until something stops it."""
+        if self._finished():
+            self._set_status("finished")
+            return self._summary()
+        self._set_status("running")
+        self.reporter.start(self.config.epochs, self.steps_per_epoch)
+        self.model.train()
+        try:
+            while not self._finished():
+                self._train_epoch()
+                self._end_epoch()
+                self.interrupts.check()
+            with self._storing():
+                self.writer.wait()
+        except (KeyboardInterrupt, SystemExit):
+            self._save_interrupted()
+            self._set_status("interrupted")
+            raise
+        except TrainingDiverged as error:
+            self._set_status("diverged", str(error))
+            raise
+        except BaseException as error:
+            self._set_status("failed", str(error))
+            raise
+        finally:
+            self.writer.close()
+            if self.board:
+                self.board.close()
+        self._set_status("finished")
+        return self._summary()
+
+    def _finished(self) -> bool:
+        return self.epoch >= self.config.epochs or self._stopped_early()
+
+    def _stopped_early(self) -> bool:
+        return self.config.patience is not None and self.epoch - self.best[1] >= self.config.patience
+
+    def _train_epoch(self) -> None:
+        begun = time.perf_counter() - self.seconds
+        train, total = self.data.train, self.config.epochs * self.steps_per_epoch
+        for ticket in train.tickets(self.epoch, self.step):
+            self.whole = False
+            lr = step_size(self.config, self.steps, self.steps_per_epoch)
+            if lr != self.lr:
+                set_step_size(self.optimizer, lr)
+                self.lr = lr
+            loss = self.step_once(ticket, train.size(self.step))
+            self.losses[self.step] = loss
+            self.step += 1
+            self.steps += 1
+            known = self._look(loss)
+            if self.threshold:
+                self.threshold.step(self.steps / total)
+            if self.record is not None:
+                self.record.early(self.epoch, self.step)
+            self.whole = True
+            self.reporter.step(self.epoch + 1, self.step, known)
+            every = self.config.checkpoint_every
+            if every and self.steps % every == 0 and self.step < self.steps_per_epoch:
+                self.seconds = time.perf_counter() - begun
+                self._save()
+            self.seconds = time.perf_counter() - begun
+            self.interrupts.check()
+        self.whole = False
+        self.train_loss = self._epoch_loss()
+        self.seconds = time.perf_counter() - begun
+
+    def _look(self, loss: Tensor) -> float | None:
+        """The loss if it is known without waiting; raises if it is not finite."""
+        if self.world.device.type == "cpu":
+            value = float(self.world.add(loss.clone()))
+            if not math.isfinite(value):
+                raise self._diverged(self.step, f"the loss is {value}")
+            return value
+        if self.step % _LOOK_EVERY and self.step < self.steps_per_epoch:
+            return None
+        return self._check_losses()
+
+    def _check_losses(self) -> float:
+        """The newest loss, when all of this epoch were found finite."""
+        losses = self.world.add(self.losses[: self.step].clone()).cpu()
+        bad = (~losses.isfinite()).nonzero()
+        if len(bad):
+            first = int(bad[0])
+            raise self._diverged(first + 1, f"the loss is {float(losses[first])}")
+        return float(losses[-1])
+
+    def _diverged(self, step: int, what: str) -> TrainingDiverged:
+        config = self.config
+        advice = f"lower lr (it is {self.lr:g}; try {self.lr / 10:g}), clip the gradient (clip=1), or warm up"
+        if self.ours:
+            advice += (
+                f"; a step size below 2/(κ(L + 2/ν)), here 2/({config.kappa:g}·(L + {2 / config.nu:g})) with L the "
+                "Lipschitz constant of the gradient, is safe without momentum"
+            )
+        where = f"step {self.steps - self.step + step} (epoch {self.epoch + 1}, step {step} of {self.steps_per_epoch})"
+        return TrainingDiverged(f"{what} at {where}: {advice}. The last good checkpoint is kept")
+
+    def _epoch_loss(self) -> float:
+        losses = self.world.add(self.losses.clone()).cpu().double()
+        sizes = torch.tensor([self.data.train.size(i) for i in range(self.steps_per_epoch)], dtype=torch.float64)
+        return float((losses * sizes).sum() / sizes.sum())
+
+    def _end_epoch(self) -> None:
+        """Evaluate, write down, save."""
+        begun = time.perf_counter()
+        self.world.share_buffers(self.model)
+        test_loss, dense = evaluate(self.model, self.data.test, self.config, self.world)
+        metrics: dict[str, Any] = {
+            "epoch": self.epoch + 1,
+            "steps": self.steps,
+            "lr": self.lr,
+            "loss": self.train_loss,
+            "test_loss": test_loss,
+            "dense": dense,
+        }
+        if self.ours:
+            with masked(self.model, self.ours):
+                _, sparse = evaluate(self.model, self.data.test, self.config, self.world)
+            metrics |= {"sparse": sparse, "keep": self._keep(self.ours), "lam": _lam(self.ours), "time": self.ours.time}
+        metrics["seconds"] = self.seconds
+        metrics["images_per_second"] = self.data.train.order.count / self.seconds
+        metrics["evaluation_seconds"] = time.perf_counter() - begun
+        metrics = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        self.epoch += 1
+        self.step, self.seconds = 0, 0.0
+        self.losses.zero_()
+        if dense > self.best[0]:
+            self.best = (dense, self.epoch)
+        if self.record is not None:
+            scalars = {"loss": self.train_loss, "dense": dense, "sparse": metrics["sparse"]}
+            self.record.end(self.epoch, **{k: v for k, v in scalars.items() if v is not None})
+        if self.world.first:
+            with self._storing():
+                self.run.append(metrics)
+            if self.board:
+                self.board.write(metrics)
+        self.whole = True
+        every = self.config.checkpoint_every
+        if not every or self.steps % every == 0 or self._finished():
+            self._save()
+        self.reporter.epoch(metrics)
+
+    def _keep(self, optimizer: DessiLBI | DessiAdamW) -> float:
+        """The fraction of groups in the support, as the path and the target count them."""
+        supports = [optimizer.support(p) for p, _ in optimizer.penalised()]
+        kept = torch.stack([sharding.full(s).sum() for s in supports]).sum()
+        return float(kept) / sum(s.numel() for s in supports)
+
+    def _summary(self) -> dict[str, Any]:
+        metrics = self.run.metrics() if self.world.first else []
+        return {
+            **(metrics[-1] if metrics else {}),
+            "best_dense": self.best[0],
+            "best_epoch": self.best[1],
+            "stopped_early": self._stopped_early() and self.epoch < self.config.epochs,
+            "folder": str(self.run.folder),
+        }
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        state = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "steps": self.steps,
+            "points": len(self.record) if self.record is not None else 0,
+            "losses": self.losses[: self.step],
+            "seconds": self.seconds,
+            "best": self.best,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.step_once.scaler.state_dict(),
+            "threshold": self.threshold._generator.bit_generator.state if self.threshold else None,
+            "random": randomness.state(),
+        }
+        return sharding.gathered(state) if self.config.fsdp else state
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if self.config.fsdp:
+            state = sharding.scattered(state, self.model, self.optimizer)
+        self.epoch, self.step, self.steps = state["epoch"], state["step"], state["steps"]
+        self.losses[: self.step].copy_(state["losses"])
+        self.seconds, self.best = state["seconds"], state["best"]
+        self.model.load_state_dict(state["model"])
+        optimizers.load(self.optimizer, state["optimizer"])
+        self.step_once.scaler.load_state_dict(state["scaler"])
+        if self.threshold and state["threshold"]:
+            self.threshold._generator.bit_generator.state = state["threshold"]
+        if self.record is not None:
+            self.record.resume(state["points"])
+        randomness.restore(state["random"])
+
+    def _save(self, check: bool = True) -> None:
+        """Write a checkpoint, if the state is a good one."""
+        if check:
+            self._check_weights()
+        if not self.world.first and not self.config.fsdp:
+            return
+        state = self._state()
+        if self.world.first:
+            with self._storing():
+                if self.record is not None:
+                    self.record.save()
+                taken = self.writer.take(state)
+                self.writer(lambda: self.run.save_checkpoint(taken))
+
+    def _check_weights(self) -> None:
+        if self.step and self.world.device.type != "cpu":
+            self._check_losses()
+        largest = torch._foreach_norm([sharding.local(p.detach()) for p in self.model.parameters()], math.inf)
+        if not torch.stack(largest).isfinite().all():
+            raise self._diverged(self.step, "there are weights that are not finite")
+
+    def _save_interrupted(self) -> None:
+        if self.config.fsdp and self.world.size > 1:
+            # All processes would have to come here, and some may not have had the signal.
+            self.reporter.note("interrupted: a sharded run goes on from its last checkpoint")
+        elif self.whole:
+            try:
+                # Checking takes all processes of a distributed run.
+                self._save(check=self.world.size == 1)
+                with self._storing():
+                    self.writer.wait()
+            except (TrainingDiverged, OSError) as error:
+                self.reporter.note(str(error))
+
+    @contextlib.contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Says what to do when a disk is full or a folder cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{self.run.folder}: cannot write ({error.strerror or error}): the last good checkpoint is kept; make "
+                "room, or make the folder writable, and resume",
+            ) from error
+
+    def _set_status(self, status: str, message: str = "") -> None:
+        if self.world.first:
+            # A full disk has been reported already, or will be by what matters more.
+            with contextlib.suppress(OSError):
+                self.run.set_status(status, message)
+
+
+def _lam(optimizer: DessiLBI | DessiAdamW) -> float:
+    lam = optimizer.lam
+    shared = not isinstance(lam, list) and not (isinstance(lam, Tensor) and lam.ndim)
+    return float(lam) if shared else math.nan  # type: ignore[arg-type]

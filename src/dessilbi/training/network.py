@@ -1,0 +1,42 @@
+"""The network of a run, checked against the data before anything is written."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dessilbi.models import create
+from dessilbi.training.config import Config
+from dessilbi.training.datasets import Data
+from dessilbi.training.step import autocast
+
+
+def build(config: Config, data: Data, device: torch.device) -> nn.Module:
+    """The network that the configuration names, for the classes and channels of the data, on the device."""
+    model = create(config.model, data.num_classes, data.shape[0], **config.model_options).to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _check(config, model, data, device)
+    return model
+
+
+@torch.no_grad()
+def _check(config: Config, model: nn.Module, data: Data, device: torch.device) -> None:
+    images = torch.zeros(2, *data.shape, device=device)
+    if config.channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), autocast(config, device):
+            outputs = model(images)
+    except (RuntimeError, ValueError) as error:
+        size, first = "x".join(map(str, data.shape)), str(error).splitlines()[0]
+        raise ValueError(f"model={config.model!r} cannot take the images of {config.data}, {size}: {first}") from error
+    finally:
+        model.train()
+    found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if found != (2, data.num_classes):
+        raise ValueError(
+            f"model={config.model!r} returns {found} for 2 images where {config.data} has {data.num_classes} classes: "
+            f"it must return (2, {data.num_classes}); does its factory take num_classes?"
+        )

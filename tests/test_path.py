@@ -251,6 +251,19 @@ def test_early_points():
         early_points(0)
 
 
+def test_truncate(run, tmp_path):
+    model, optimizer, path, copies = run
+    path.save(tmp_path / "p")
+    short = Path.load(tmp_path / "p")
+    short.truncate(5)
+    check(short, copies[:5])
+    short.attach(model, optimizer)
+    short.record(6)
+    assert torch.equal(short.support("3.weight"), optimizer.support(model[3].weight))
+    with pytest.raises(ValueError, match="between 0 and 6, got 9"):
+        short.truncate(9)
+
+
 def test_note():
     p = nn.Linear(3, 3)
     path = Path(p, DessiLBI(p.parameters(), 0.1))

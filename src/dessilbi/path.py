@@ -170,6 +170,18 @@ class Path:
             raise ValueError(f"note({clash.pop()}=…): the path keeps that by itself; choose another name")
         self._records[-1].update({k: float(v) for k, v in scalars.items()})
 
+    def truncate(self, points: int) -> None:
+        """Keep the first points only: those up to the checkpoint from which a run is resumed."""
+        if not 0 <= points <= len(self):
+            raise ValueError(f"points must be between 0 and {len(self)}, got {points}")
+        del self._records[points:]
+        for track in self._tracks.values():
+            del track.changes[points:], track.norms[points:]
+        self._last = {
+            name: (self.support(name) if points else torch.zeros_like(last)).to(last.device)
+            for name, last in self._last.items()
+        }
+
     # -- queries -------------------------------------------------------------------------------------------------
 
     @property

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dessilbi.groups import Partition
+from dessilbi.groups import Partition, partition
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
 
@@ -22,6 +23,8 @@ from dessilbi.sharding import whole
 # of all N: only the numbers in that band need ordering.
 _SAMPLE = 1 << 16
 _DEVIATIONS = 4.0
+# Up to so many numbers an accelerator sorts in less time than the launches of anything cleverer take.
+_SORTED = 1 << 20
 _PIECE = 1 << 18
 
 
@@ -64,8 +67,10 @@ class TargetThreshold:
         self.keep = keep
         self.ramp = ramp
         self.per_layer = per_layer
+        self._shape: list[tuple[int, int]] = []
         self._generator = np.random.default_rng(0)
-        self._positions: dict[tuple[int, ...], Tensor] = {}
+        self._positions: dict[int, Tensor] = {}
+        self._members: list[tuple[dict[str, Any], int, Tensor, Partition]] = []
 
     def target(self, fraction_done: float) -> float:
         """The fraction to keep when this much of the run is done."""
@@ -76,28 +81,36 @@ class TargetThreshold:
     @torch.no_grad()
     def step(self, fraction_done: float) -> None:
         keep = self.target(fraction_done)
-        optimizer = self.optimizer
-        if self.per_layer:
-            for group in optimizer.param_groups:
-                device = group["params"][0].device if group["params"] else None
-                lams = torch.zeros(len(group["params"]), dtype=torch.float64, device=device)
-                for i, p in enumerate(group["params"]):
-                    part = optimizer.partition(p)
-                    if part is not None:
-                        lams[i] = self._threshold([self._norms(p, part)], keep)
-                if group["group"] is not None:
-                    group["lam"] = lams
+        members = self._penalised()
+        if not self.per_layer:
+            self.optimizer.lam = self._threshold([self._norms(*m) for m in members], keep)
             return
-        lam = self._threshold([self._norms(p, part) for p, part in optimizer.penalised()], keep)
-        optimizer.lam = lam
+        for group in self.optimizer.param_groups:
+            mine = [m for m in members if m[0] is group]
+            if mine:
+                lams = torch.zeros(len(group["params"]), dtype=torch.float64, device=mine[0][2].device)
+                for m in mine:
+                    lams[m[1]] = self._threshold([self._norms(*m)], keep)
+                group["lam"] = lams
 
-    def _norms(self, p: Tensor, part: Partition) -> Tensor:
+    def _penalised(self) -> list[tuple[dict[str, Any], int, Tensor, Partition]]:
+        """Group, place, tensor and partition of every penalised parameter, found anew when the groups change."""
+        groups = self.optimizer.param_groups
+        shape = [(id(g), len(g["params"])) for g in groups]
+        if shape != self._shape:
+            found = [(g, i, p, partition(g["group"], p.shape)) for g in groups for i, p in enumerate(g["params"])]
+            self._members = [(g, i, p, part) for g, i, p, part in found if part is not None]
+            self._shape = shape
+        return self._members
+
+    def _norms(self, group: dict[str, Any], i: int, p: Tensor, part: Partition) -> Tensor:
         """‖V_g‖ (over √|g| where λ is size-normalised), or V itself where its elements are the groups."""
-        v = part.split(whole(self.optimizer.dual(p)))
+        v = self.optimizer.state.get(p, {}).get("dual")
+        v = part.split(whole(self.optimizer.dual(p) if v is None else v))
         if part.kind == "weight":
             return v
         norms = part.norms(v)
-        if self.optimizer.options(p)["size_normalised"]:
+        if group["size_normalised"]:
             norms = norms / part.threshold(1.0, p.shape, True)
         return norms.flatten()
 
@@ -114,24 +127,31 @@ class TargetThreshold:
         """As `largest`, with nothing but device work of a fixed size: no wait, and fit for a CUDA graph."""
         x = torch.cat([v.flatten() for v in values]).abs_()
         total = x.numel()
-        if total <= 4 * _SAMPLE:
+        if total <= _SORTED:
             return x.sort(descending=True).values[rank - 1].double()
-        key = (total,)
-        if key not in self._positions:
-            where = self._generator.integers(0, total, _SAMPLE)
-            self._positions[key] = torch.from_numpy(where).to(x.device)
-        sample = x[self._positions[key]].sort(descending=True).values
+        where = self._positions.get(total)
+        if where is None:
+            where = torch.from_numpy(self._generator.integers(0, total, _SAMPLE)).to(x.device)
+            self._positions[total] = where
+        sample = x[where].sort(descending=True).values
         first, last, width = _band(rank, total)
         high = sample[first] if first >= 0 else torch.full_like(sample[0], math.inf)
         low = sample[last] if last < _SAMPLE else torch.full_like(sample[0], -math.inf)
-        # Gather the band into a buffer of fixed width, order it, and take the rank that is left.
-        inside = (x <= high) & (x >= low)
-        slot = torch.where(inside, inside.cumsum(0), 0).clamp_max_(width)
-        buffer = torch.full((width + 1,), -math.inf, dtype=x.dtype, device=x.device)
-        buffer.index_copy_(0, slot, torch.where(inside, x, -math.inf))
-        ordered = buffer[1:].sort(descending=True).values
+        # The j-th number inside the band stands where the running count reaches j: gather these, order them, and take
+        # the rank that is left.
+        count = ((x <= high) & (x >= low)).cumsum(0, dtype=torch.int32)
+        found = torch.searchsorted(count, torch.arange(1, width + 1, dtype=torch.int32, device=x.device))
+        inside = torch.where(found < total, x[found.clamp_max(total - 1)], -math.inf)
+        ordered = inside.sort(descending=True).values
         left = (rank - 1 - (x > high).sum()).clamp(0, width - 1)
         return ordered.gather(0, left.view(1))[0].double()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to draw the same samples."""
+        return {"generator": self._generator.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.bit_generator.state = state["generator"]
 
 
 def _band(rank: int, total: int) -> tuple[int, int, int]:

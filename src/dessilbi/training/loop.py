@@ -362,7 +362,7 @@ class _Session:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.step_once.scaler.state_dict(),
-            "threshold": self.threshold._generator.bit_generator.state if self.threshold else None,
+            "threshold": self.threshold.state_dict() if self.threshold else None,
             "random": randomness.state(),
         }
         return sharding.gathered(state) if self.config.fsdp else state
@@ -377,7 +377,7 @@ class _Session:
         optimizers.load(self.optimizer, state["optimizer"])
         self.step_once.scaler.load_state_dict(state["scaler"])
         if self.threshold and state["threshold"]:
-            self.threshold._generator.bit_generator.state = state["threshold"]
+            self.threshold.load_state_dict(state["threshold"])
         if self.record is not None:
             self.record.resume(state["points"])
         randomness.restore(state["random"])

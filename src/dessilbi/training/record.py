@@ -52,15 +52,8 @@ class Record:
         if len(path) < points:
             raise ValueError(f"{self.file}: {len(path)} points where the checkpoint has {points}: not this run's path")
         longer = len(path) > points
-        _truncate(path, points)
+        path.truncate(points)
         path.attach(self._model, self._optimizer)
         self.path, self._saved = path, points
         if longer:
             path.save(self.file)
-
-
-def _truncate(path: Path, points: int) -> None:
-    del path._records[points:]
-    for track in path._tracks.values():
-        del track.changes[points:]
-        del track.norms[points:]

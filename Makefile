@@ -13,7 +13,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("dessilbi needs Python 3.11 or newer: make PYTHON=...")'
 	@test -x $(BIN)/python || { echo "making $(VENV) (once; takes a minute or two)"; $(PYTHON) -m venv $(VENV); }
 	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
-	    $(PIP) install --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu 'torch==$(TORCH)+cpu'; \
+	    $(PIP) install --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu 'torch==$(TORCH)+cpu'; \
 	else $(PIP) install 'torch==$(TORCH)'; fi
 	@$(BIN)/python -m pip freeze | grep '^torch==' > $(VENV)/constraints.txt
 	@$(PIP) install -c $(VENV)/constraints.txt -e '.[dev]'

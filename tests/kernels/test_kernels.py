@@ -274,6 +274,25 @@ def test_memory_layout_changed_under_way(level, monkeypatch):
     compare(optimizer.dual(p), reference.v)
 
 
+@pytest.mark.parametrize("level", SHAPES)
+def test_options_changed_under_way(level, monkeypatch):
+    """Scaling switched on, then λ made to follow the size of groups: the plan of before must not be used."""
+    runs = []
+    for kernel in ("foreach", "triton"):
+        force(monkeypatch, kernel)
+        torch.manual_seed(0)
+        params = [nn.Parameter(w.to(DEVICE)) for w in start(SHAPES[level])]
+        optimizer = DessiLBI([{"params": params, "group": level}], **COUPLING, momentum=0.9)
+        for k in range(9):
+            optimizer.param_groups[0] |= {"scaling": k >= 3, "size_normalised": k >= 6}
+            for p in params:
+                p.grad = torch.randn(p.shape).to(DEVICE)
+            optimizer.step()
+        runs.append([x for p in params for x in (p.detach().cpu(), optimizer.dual(p).cpu())])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_what_triton_cannot_take_is_said():
     from dessilbi.kernels import triton
     from dessilbi.kernels.bucket import Bucket

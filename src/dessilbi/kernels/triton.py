@@ -321,7 +321,11 @@ def sgd_step(bucket: Bucket) -> None:
 
 def _sgd_step(bucket: Bucket, device: torch.device) -> None:
     options = bucket.options
-    key = tuple(map(id, bucket.params))
+    # By what a plan is made from, not by the tensors: shards are new objects at every step, and ids come again.
+    key = (
+        id(options), tuple(bucket.index), bool(bucket.scales), options["size_normalised"],
+        isinstance(bucket.partitions[0], Elements), device, tuple(p.shape for p in bucket.params),
+    )  # fmt: skip
     plan = bucket.cache.get(key)
     if plan is None:
         plan = bucket.cache[key] = _Plan(bucket)

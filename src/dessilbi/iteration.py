@@ -6,16 +6,18 @@ For a tensor W in a penalised group, G the gradient of the loss at W and Γ = κ
     V' = V + α·D                            the dual variable integrates it: inverse scale space
     W' = a step of SGD (or AdamW) of size κα on G + D
 
-Nothing here is written in place and nothing is fast. `couple` gives D and V'; `sgd` and `adamw` move W.
+Nothing here is written in place and nothing is fast. `couple` gives D and V', for tensors that have groups in common
+`couple_jointly` does; `sgd` and `adamw` move W.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-from dessilbi.groups import Number, Partition
+from dessilbi.groups import Number, Partition, joint_norms, tally
 
 
 def gamma(
@@ -26,10 +28,14 @@ def gamma(
     lam: Number,
     scale: Tensor | None = None,
     size_normalised: bool = False,
+    norms: Tensor | None = None,
 ) -> Tensor:
-    """Γ = κ·ε ⊙ Prox_λ(V), shaped like V. `scale` is ε, one number a group, under magnitude scaling."""
+    """Γ = κ·ε ⊙ Prox_λ(V), shaped like V. `scale` is ε, one number a group, under magnitude scaling.
+
+    `norms` are ‖V_g‖, where they are known already or groups span tensors (see `joint_norms`).
+    """
     split = partition.split(v)
-    norms = partition.norms(split)
+    norms = partition.norms(split) if norms is None else norms
     shrunk = kappa * partition.prox(split, partition.threshold(lam, v.shape, size_normalised), norms)
     return (shrunk if scale is None else partition.spread(scale) * shrunk).reshape(v.shape)
 
@@ -61,17 +67,44 @@ def couple(
     β_j = max(1 − ρ, beta_min)/max(1, n_j), n_j = ‖W_j‖, ρ = #supp(Γ)/#supp(W) in groups of this tensor, and the new
     ε_j = n_j goes with V'.
     """
-    before = gamma(v, partition, kappa=kappa, lam=lam, scale=scale, size_normalised=size_normalised)
-    d = (w - before) / nu
-    if scale is None:
-        return Coupled(d, v + lr * d, None)
-    norms = partition.norms(partition.split(w))
-    active = (partition.norms(partition.split(before)) > 0).sum()
-    alive = (norms > 0).sum()
-    room = (1 - active.to(v.dtype) / alive.clamp_min(1)).clamp_min(beta_min)
-    beta = partition.spread(room / norms.clamp_min(1))
-    rise = (beta * partition.split(d)).reshape(d.shape)
-    return Coupled(d, v + lr * rise, norms)
+    return couple_jointly(
+        [w], [v], [partition],
+        lr=lr, kappa=kappa, nu=nu, lam=lam, scales=None if scale is None else [scale],
+        beta_min=beta_min, size_normalised=size_normalised,
+    )[0]  # fmt: skip
+
+
+def couple_jointly(
+    w: Sequence[Tensor],
+    v: Sequence[Tensor],
+    partitions: Sequence[Partition],
+    *,
+    lr: Number,
+    kappa: float,
+    nu: float,
+    lam: Number,
+    scales: Sequence[Tensor] | None = None,
+    beta_min: float = 1e-2,
+    size_normalised: bool = False,
+) -> list[Coupled]:
+    """`couple` for several tensors, whose groups may span them: norms and ρ are then those of all their tensors."""
+    epsilons = [None] * len(v) if scales is None else scales
+    before = [
+        gamma(x, part, kappa=kappa, lam=lam, scale=scale, size_normalised=size_normalised, norms=norms)
+        for x, part, scale, norms in zip(v, partitions, epsilons, joint_norms(partitions, v), strict=True)
+    ]
+    d = [(x - y) / nu for x, y in zip(w, before, strict=True)]
+    if scales is None:
+        return [Coupled(x, y + lr * x, None) for x, y in zip(d, v, strict=True)]
+    norms = joint_norms(partitions, w)
+    active, alive = tally(partitions, joint_norms(partitions, before)), tally(partitions, norms)
+    result = []
+    for i, part in enumerate(partitions):
+        room = (1 - active[i].to(v[i].dtype) / alive[i].clamp_min(1)).clamp_min(beta_min)
+        beta = part.spread(room / norms[i].clamp_min(1))
+        rise = (beta * part.split(d[i])).reshape(d[i].shape)
+        result.append(Coupled(d[i], v[i] + lr * rise, norms[i]))
+    return result
 
 
 def sgd(
@@ -124,10 +157,16 @@ def adamw(
 
 
 def support(
-    v: Tensor, partition: Partition, *, lam: Number, scale: Tensor | None = None, size_normalised: bool = False
+    v: Tensor,
+    partition: Partition,
+    *,
+    lam: Number,
+    scale: Tensor | None = None,
+    size_normalised: bool = False,
+    norms: Tensor | None = None,
 ) -> Tensor:
     """Which groups of Γ are not zero: bool, one entry a group (elementwise where groups are elements)."""
-    norms = partition.norms(partition.split(v))
+    norms = partition.norms(partition.split(v)) if norms is None else norms
     active = norms > partition.threshold(lam, v.shape, size_normalised)
     if scale is not None:
         active = active & (scale > 0)

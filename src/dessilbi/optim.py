@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from dessilbi import iteration, sharding
-from dessilbi.groups import Elements, Number, Partition, Slices, partition, transposed_filters
+from dessilbi.groups import (
+    Elements,
+    Groups,
+    Number,
+    Partition,
+    Slices,
+    entry,
+    joint_norms,
+    partition,
+    partitions,
+    transposed_filters,
+)
 from dessilbi.kernels import Bucket, Kernel, adamw_kernel, sgd_kernel
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -45,10 +56,15 @@ class _InverseScaleSpace(Optimizer):
     # -- what the user passes ------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group: `params` and, beside the options of the constructor, `group` and `size_normalised`."""
+        """Add a param group: `params` and, beside the options of the constructor, `group` and `size_normalised`.
+
+        `group` is one kind or partition for all parameters, or a list of one for each.
+        """
         if isinstance(param_group, dict):
             given = param_group.get("params")
             param_group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given or ())}
+            if isinstance(param_group.get("group"), list):
+                param_group["group"] = tuple(param_group["group"])
             self._check_options({**self.defaults, **param_group})
             self._check_params(param_group)
         super().add_param_group(param_group)
@@ -73,8 +89,9 @@ class _InverseScaleSpace(Optimizer):
 
     def _check_params(self, param_group: dict[str, Any]) -> None:
         known = {id(p) for g in self.param_groups for p in g["params"]}
-        for position, entry in enumerate(param_group["params"]):
-            name, p = entry if isinstance(entry, tuple) else (f"params[{position}]", entry)
+        group, shapes = param_group.get("group", "auto"), []
+        for position, given in enumerate(param_group["params"]):
+            name, p = given if isinstance(given, tuple) else (f"params[{position}]", given)
             if not isinstance(p, Tensor):
                 continue
             if id(p) in known:
@@ -84,10 +101,15 @@ class _InverseScaleSpace(Optimizer):
             known.add(id(p))
             if not p.is_floating_point():
                 raise ValueError(f"params: {name} is {p.dtype}; only real floating-point parameters can be optimized")
+            shapes.append(p.shape)
+            if isinstance(group, tuple):
+                continue
             try:
-                partition(param_group.get("group", "auto"), p.shape)
+                partition(group, p.shape)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+        if len(shapes) == len(param_group["params"]):
+            partitions(group, shapes)
         lam = param_group.get("lam", self.defaults["lam"])
         if isinstance(lam, Tensor) and lam.ndim == 1 and len(lam) != len(param_group["params"]):
             raise ValueError(
@@ -140,18 +162,28 @@ class _InverseScaleSpace(Optimizer):
         ]  # fmt: skip
         buckets: Sequence[Bucket]
         kept_key, buckets = self._cache.get(id(group), (None, ()))
-        if kept_key != key or not all(self._is_current(group, b) for b in buckets) or torch.compiler.is_compiling():
+        if (
+            kept_key != key
+            or not all(self._is_current(group, b) for b in self._with_joint(buckets))
+            or torch.compiler.is_compiling()
+        ):
             buckets = self._sort(group, grads)
             # Shards may move from step to step; what was found of them is not kept.
             if not any(b.first for b in buckets) and not any(map(sharding.is_sharded, group["params"])):
                 self._cache[id(group)] = key, buckets
         for b in buckets:
             b.grads = [sharding.local(grads[i]) for i in b.index]
+        for b in self._with_joint(buckets):
+            b.factors = {}
             if b.partitions:
                 b.duals = [s["dual"] for s in b.states]
                 b.scales = [s["scale"] for s in b.states] if group["scaling"] else []
                 b.lams = [_lam(group, i) for i in b.index]
         return buckets
+
+    def _with_joint(self, buckets: Sequence[Bucket]) -> Iterable[Bucket]:
+        """The buckets and, once each, those that hold all of their coupled tensors."""
+        return (*buckets, *{id(b.joint): b.joint for b in buckets if b.joint is not None}.values())
 
     def _is_current(self, group: dict[str, Any], bucket: Bucket) -> bool:
         params = group["params"]
@@ -159,27 +191,33 @@ class _InverseScaleSpace(Optimizer):
 
     def _sort(self, group: dict[str, Any], grads: Sequence[Tensor | None]) -> Sequence[Bucket]:
         buckets: dict[tuple[Any, ...], Bucket] = {}
-        on = group["nu"] != math.inf
-        for i, (p, g) in enumerate(zip(group["params"], grads, strict=True)):
-            if g is None:
+        parts = _partitions(group) if group["nu"] != math.inf else [None] * len(grads)
+        # What groups span is read of all their tensors, also of those that have no gradient in this step.
+        stepping = {part.coupling for part, g in zip(parts, grads, strict=True) if part is not None and g is not None}
+        joint = Bucket(group, False)
+        for i, (p, g, part) in enumerate(zip(group["params"], grads, parts, strict=True)):
+            coupled = part is not None and part.coupling is not None and part.coupling in stepping
+            if g is None and not coupled:
                 continue
-            part = partition(group["group"], p.shape) if on else None
             state = self.state[p]
-            first = self._begin(p, state, group)
-            key = (p.device, p.dtype, first, part is not None, isinstance(part, Elements))
-            bucket = buckets.get(key)
-            if bucket is None:
-                bucket = buckets[key] = Bucket(group, first, cache=self._cache)
+            first = g is not None and self._begin(p, state, group)
             if part is not None:
                 sharding.check(_name(group, i), p, part, group["scaling"])
                 if "dual" not in state:
                     state["dual"] = _zeros(p)
-                if group["scaling"] and "scale" not in state:
+                if group["scaling"] and not coupled and "scale" not in state:
                     state["scale"] = part.norms(part.split(p.detach().to(state_dtype(p))))
-                bucket.partitions.append(part)
-            bucket.index.append(i)
-            bucket.params.append(sharding.local(p))
-            bucket.states.append({k: sharding.local(v) for k, v in state.items()} if sharding.is_sharded(p) else state)
+            if coupled:
+                _put(joint, i, p, state, part)
+            if g is not None:
+                key = (p.device, p.dtype, first, part is not None, isinstance(part, Elements), coupled)
+                if key not in buckets:
+                    buckets[key] = Bucket(group, first, joint=joint if coupled else None, cache=self._cache)
+                _put(buckets[key], i, p, state, part)
+        if group["scaling"] and any("scale" not in state for state in joint.states):
+            own = joint_norms(joint.partitions, (p.detach().to(state_dtype(p)) for p in joint.params))
+            for state, norms in zip(joint.states, own, strict=True):
+                state.setdefault("scale", norms.clone())
         return list(buckets.values())
 
     def _check_gradients(self) -> None:
@@ -208,10 +246,23 @@ class _InverseScaleSpace(Optimizer):
 
     def _penalised(self, p: Tensor) -> tuple[dict[str, Any], int, Partition]:
         group, i = self._locate(p)
-        part = partition(group["group"], p.shape)
+        part = partition(entry(group["group"], i), p.shape)
         if part is None:
             raise ValueError(f"{_name(group, i)} of shape {tuple(p.shape)} is not penalised (group=None): it has no Γ")
         return group, i, part
+
+    def _norms(self, p: Tensor) -> Tensor:
+        """‖V_g‖ of a parameter's groups; of a DTensor, of those on this rank."""
+        group, i, part = self._penalised(p)
+        if part.coupling is None:
+            return joint_norms([part], [sharding.local(self.dual(p))])[0]
+        coupled = {
+            place: other
+            for place, other in enumerate(_partitions(group))
+            if other is not None and other.coupling is part.coupling
+        }
+        duals = (sharding.local(self.dual(group["params"][place])) for place in coupled)
+        return dict(zip(coupled, joint_norms(list(coupled.values()), duals), strict=True))[i]
 
     @torch.no_grad()
     def gamma(self, p: Tensor) -> Tensor:
@@ -224,6 +275,7 @@ class _InverseScaleSpace(Optimizer):
             lam=_lam(group, i),
             scale=self.scale(p),
             size_normalised=group["size_normalised"],
+            norms=self._norms(p),
         )
         return sharding.like(gamma, p, tuple(p.shape))
 
@@ -247,7 +299,12 @@ class _InverseScaleSpace(Optimizer):
         group, i, part = self._penalised(p)
         v = sharding.local(self.dual(p))
         support = iteration.support(
-            v, part, lam=_lam(group, i), scale=self.scale(p), size_normalised=group["size_normalised"]
+            v,
+            part,
+            lam=_lam(group, i),
+            scale=self.scale(p),
+            size_normalised=group["size_normalised"],
+            norms=self._norms(p),
         )
         return sharding.like(support, p, tuple(p.shape) if part.kind == "weight" else (part.count(p.shape),))
 
@@ -262,11 +319,12 @@ class _InverseScaleSpace(Optimizer):
 
     def partition(self, p: Tensor) -> Partition | None:
         """How a parameter is cut into groups; None where it is not penalised."""
-        return partition(self.options(p)["group"], p.shape)
+        group, i = self._locate(p)
+        return partition(entry(group["group"], i), p.shape)
 
     def penalised(self) -> list[tuple[Tensor, Partition]]:
         """The penalised parameters and their partitions, in the optimizer's order."""
-        pairs = [(p, partition(g["group"], p.shape)) for g in self.param_groups for p in g["params"]]
+        pairs = [pair for g in self.param_groups for pair in zip(g["params"], _partitions(g), strict=True)]
         return [(p, part) for p, part in pairs if part is not None]
 
     @property
@@ -297,7 +355,7 @@ class _InverseScaleSpace(Optimizer):
     # -- saving and loading --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, of tensors and plain values only; a Partition object becomes its description."""
+        """As in torch, of tensors and plain values only; Partition objects become their descriptions."""
         state_dict = super().state_dict()
         for group in state_dict["param_groups"]:
             group["group"] = _description(group["group"])
@@ -360,7 +418,22 @@ def _name(group: dict[str, Any], i: int) -> str:
     return str(group["param_names"][i]) if "param_names" in group else f"params[{i}]"
 
 
-def _description(group: str | Partition | None) -> Any:
+def _partitions(group: dict[str, Any]) -> list[Partition | None]:
+    """How the parameters of a param group are cut into groups."""
+    return partitions(group["group"], [p.shape for p in group["params"]])
+
+
+def _put(bucket: Bucket, i: int, p: Tensor, state: dict[str, Any], part: Partition | None) -> None:
+    bucket.index.append(i)
+    bucket.params.append(sharding.local(p))
+    bucket.states.append({k: sharding.local(v) for k, v in state.items()} if sharding.is_sharded(p) else state)
+    if part is not None:
+        bucket.partitions.append(part)
+
+
+def _description(group: Groups) -> Any:
+    if isinstance(group, (list, tuple)):
+        return [_description(one) for one in group]
     return group.describe() if isinstance(group, Partition) else group
 
 
@@ -383,8 +456,9 @@ class DessiLBI(_InverseScaleSpace):
     Args:
         params: tensors, (name, tensor) pairs or param groups, each with an optional `group`, the kind of its
             groups: "weight", "filter", "neuron", "input", "layer", a :class:`~dessilbi.Partition`, or None (not
-            penalised; plain SGD with step κα). Without `group`, tensors of three or more dimensions are "filter",
-            matrices "weight", and the rest is not penalised. :func:`param_groups` sorts a whole model.
+            penalised; plain SGD with step κα), or a list of these, one a parameter. Without `group`, tensors of three
+            or more dimensions are "filter", matrices "weight", and the rest is not penalised. :func:`param_groups`
+            sorts a whole model.
         lr: the step size α; a number, or a 0-d tensor where the step is captured in a CUDA graph.
         kappa: damping; W moves with κα.
         nu: how far Γ may lag behind W. 1/ν acts on unselected weights like extra weight decay: too small a ν costs

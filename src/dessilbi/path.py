@@ -17,7 +17,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi import files
-from dessilbi.groups import Partition
+from dessilbi.groups import Partition, joint_norms
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
 
@@ -153,7 +153,11 @@ class Path:
         clash = fixed.keys() & scalars.keys()
         if clash:
             raise ValueError(f"record(…, {clash.pop()}=…): the path keeps that by itself; choose another name")
-        found = [(name, whole(optimizer.support(p)), _summary(optimizer, p, part)) for name, p, part in self._attached]
+        grouped = _norms(optimizer, self._attached)
+        found = [
+            (name, whole(optimizer.support(p)), grouped[name] if name in grouped else _summary(optimizer, p))
+            for name, p, _ in self._attached
+        ]
         for name, support, norms in found:
             flips = (support ^ self._last[name]).flatten().nonzero().flatten().cpu().numpy()
             self._last[name] = support
@@ -307,11 +311,21 @@ def _clean(name: str) -> str:
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.)", "", name).lstrip(".")
 
 
-def _summary(optimizer: DessiLBI | DessiAdamW, p: Tensor, part: Partition) -> Tensor:
-    """Norms of W, V and Γ by group, or their quantiles at the weight level: (3, groups or quantiles), float32."""
-    if part.kind != "weight":
-        tensors = (whole(p.detach()).to(torch.float32), whole(optimizer.dual(p)), whole(optimizer.gamma(p)))
-        return torch.stack([part.norms(part.split(x)).flatten().float() for x in tensors])
+def _norms(optimizer: DessiLBI | DessiAdamW, attached: Sequence[tuple[str, Tensor, Partition]]) -> dict[str, Tensor]:
+    """Norms of W, V and Γ by group, of the tensors that have groups: (3, groups), float32."""
+    grouped = [(name, p, part) for name, p, part in attached if part.kind != "weight"]
+    parts = [part for *_, part in grouped]
+    of_w = joint_norms(parts, (whole(p.detach()).to(torch.float32) for _, p, _ in grouped))
+    of_v = joint_norms(parts, (whole(optimizer.dual(p)) for _, p, _ in grouped))
+    of_gamma = joint_norms(parts, (whole(optimizer.gamma(p)) for _, p, _ in grouped))
+    return {
+        name: torch.stack([x.flatten().float() for x in norms])
+        for (name, _, _), *norms in zip(grouped, of_w, of_v, of_gamma, strict=True)
+    }
+
+
+def _summary(optimizer: DessiLBI | DessiAdamW, p: Tensor) -> Tensor:
+    """Quantiles of |W|, |V| and |Γ|: (3, quantiles), float32."""
     stride = max(1, p.numel() // _SAMPLE)
     # An odd stride, so that the sample does not keep to a few places of every kernel.
     where = torch.arange(0, p.numel(), stride | 1, device=p.device)

@@ -45,6 +45,11 @@ def check(name: str, p: Tensor, part: Partition, scaling: bool) -> None:
     """Raise a ValueError if the groups of a DTensor do not lie whole on one rank."""
     if not is_sharded(p):
         return
+    if part.coupling is not None:
+        raise ValueError(
+            f"{name} is a DTensor, and groups of kind {part.kind!r} span tensors; "
+            "use 'filter' or 'neuron', or train with DistributedDataParallel"
+        )
     placements = p.placements  # type: ignore[attr-defined]
     if all(x.is_replicate() for x in placements):
         return

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dessilbi.groups import Partition, partition
+from dessilbi.groups import Partition, families, joint_norms, partitions
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
 
@@ -51,7 +51,8 @@ class TargetThreshold:
         keep: the fraction of groups (of weights, at the weight level) in the support in the end.
         ramp: the part of the run over which the support grows.
         per_layer: keep that fraction in every tensor, each with a λ of its own, instead of in all together. Over all
-            together is usually better, and needs norms that compare across layers: see `scaling`.
+            together is usually better, and needs norms that compare across layers: see `scaling`. Tensors whose
+            groups span them (see `groups.channels`) are one layer.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TargetThreshold:
         self.keep = keep
         self.ramp = ramp
         self.per_layer = per_layer
-        self._shape: list[tuple[int, int]] = []
+        self._found: list[tuple[Any, ...]] = []
         self._generator = np.random.default_rng(0)
         self._positions: dict[int, Tensor] = {}
         self._members: list[tuple[dict[str, Any], int, Tensor, Partition]] = []
@@ -82,37 +83,56 @@ class TargetThreshold:
     def step(self, fraction_done: float) -> None:
         keep = self.target(fraction_done)
         members = self._penalised()
+        norms = self._norms(members)
         if not self.per_layer:
-            self.optimizer.lam = self._threshold([self._norms(*m) for m in members], keep)
+            self.optimizer.lam = self._threshold(norms, keep)
             return
+        lams = {
+            id(g): torch.zeros(len(g["params"]), dtype=torch.float64, device=p.device)
+            for g, _, p, _ in reversed(members)
+        }
+        for family in families([part for *_, part in members]):
+            lam = self._threshold([norms[k] for k in family], keep)
+            for k in family:
+                group, i, *_ = members[k]
+                lams[id(group)][i] = lam
         for group in self.optimizer.param_groups:
-            mine = [m for m in members if m[0] is group]
-            if mine:
-                lams = torch.zeros(len(group["params"]), dtype=torch.float64, device=mine[0][2].device)
-                for m in mine:
-                    lams[m[1]] = self._threshold([self._norms(*m)], keep)
-                group["lam"] = lams
+            if id(group) in lams:
+                group["lam"] = lams[id(group)]
 
     def _penalised(self) -> list[tuple[dict[str, Any], int, Tensor, Partition]]:
         """Group, place, tensor and partition of every penalised parameter, found anew when the groups change."""
         groups = self.optimizer.param_groups
-        shape = [(id(g), len(g["params"])) for g in groups]
-        if shape != self._shape:
-            found = [(g, i, p, partition(g["group"], p.shape)) for g in groups for i, p in enumerate(g["params"])]
-            self._members = [(g, i, p, part) for g, i, p, part in found if part is not None]
-            self._shape = shape
+        found = [(id(g), g["group"], *map(id, g["params"])) for g in groups]
+        if found != self._found:
+            self._members = []
+            for g in groups:
+                parts = partitions(g["group"], [p.shape for p in g["params"]])
+                self._members += [(g, i, g["params"][i], part) for i, part in enumerate(parts) if part is not None]
+            self._found = found
         return self._members
 
-    def _norms(self, group: dict[str, Any], i: int, p: Tensor, part: Partition) -> Tensor:
-        """‖V_g‖ (over √|g| where λ is size-normalised), or V itself where its elements are the groups."""
-        v = self.optimizer.state.get(p, {}).get("dual")
-        v = part.split(whole(self.optimizer.dual(p) if v is None else v))
-        if part.kind == "weight":
-            return v
-        norms = part.norms(v)
-        if group["size_normalised"]:
-            norms = norms / part.threshold(1.0, p.shape, True)
-        return norms.flatten()
+    def _norms(self, members: Sequence[tuple[dict[str, Any], int, Tensor, Partition]]) -> list[Tensor]:
+        """‖V_g‖ (over √|g| where λ is size-normalised), or V itself where its elements are the groups.
+
+        A group that spans tensors is there once.
+        """
+        found: list[Tensor] = []
+        grouped = []
+        for k, (_, _, p, part) in enumerate(members):
+            v = self.optimizer.state.get(p, {}).get("dual")
+            found.append(whole(self.optimizer.dual(p) if v is None else v))
+            if part.kind == "weight":
+                found[k] = part.split(found[k])
+            else:
+                grouped.append(k)
+        joint = joint_norms([members[k][3] for k in grouped], [found[k] for k in grouped])
+        for k, norms in zip(grouped, joint, strict=True):
+            group, _, p, part = members[k]
+            if group["size_normalised"]:
+                norms = norms / part.threshold(1.0, p.shape, True)
+            found[k] = part.distinct(norms).flatten()
+        return found
 
     def _threshold(self, values: Sequence[Tensor], keep: float) -> float | Tensor:
         total = sum(v.numel() for v in values)

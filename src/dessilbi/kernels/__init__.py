@@ -25,6 +25,11 @@ def sgd_kernel(bucket: Bucket) -> Kernel:
     """The kernel that moves this bucket of DessiLBI."""
     fused = bucket.options["fused"]
     on_gpu = bucket.params[0].is_cuda
+    if bucket.joint is not None and fused:
+        raise ValueError(
+            "fused=True: the fused kernel cannot move this group: it takes tensors one by one, and groups of kind "
+            "'channel' span them; leave fused=None"
+        )
     if not bucket.partitions or bucket.options["foreach"] or fused is False or not (fused or on_gpu):
         return foreach.sgd_step
     if not on_gpu:

@@ -18,7 +18,8 @@ class Bucket:
     `options` is the optimizer's param group, `index` the parameters' places in it. Where the coupling is on,
     `partitions`, `duals` (V), `lams` (λ) and, under magnitude scaling, `scales` (ε) run parallel to `params`; where it
     is off they are empty. `kernel` is what moves the bucket; `cache` is the optimizer's: what a kernel keeps there
-    lasts until the state is replaced.
+    lasts until the state is replaced. Where groups span tensors, `joint` has all these tensors, moved by this bucket or
+    not; `factors` are what was read of all tensors of a bucket, by place, before any of them moved in this step.
     """
 
     options: dict[str, Any]
@@ -31,6 +32,8 @@ class Bucket:
     duals: list[Tensor] = field(default_factory=list)
     lams: list[Number] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
+    joint: Bucket | None = None
+    factors: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
     kernel: Callable[[Bucket], None] | None = None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from dessilbi.groups import Elements, shrinkage
+from dessilbi.groups import Elements, joint_norms, shrinkage, tally
 from dessilbi.kernels.bucket import Bucket
 
 # Elements of a piece on a CPU: half a dozen float32 arrays of this size fit a core's share of the last-level cache.
@@ -211,7 +211,10 @@ class Factors:
 
 def _factors(bucket: Bucket, limit: int | None) -> Factors:
     if not isinstance(bucket.partitions[0], Elements):
-        pairs = [group_factors(bucket, i) for i in range(len(bucket.params))]
+        whole = bucket.joint or bucket
+        if not whole.factors:
+            whole.factors = group_factors(whole)
+        pairs = [whole.factors[i] for i in bucket.index]
         return Factors([shrink for shrink, _ in pairs], [rise for _, rise in pairs if rise is not None], [])
     factors = Factors([], [], [])
     if bucket.scales:
@@ -225,19 +228,23 @@ def _factors(bucket: Bucket, limit: int | None) -> Factors:
     return factors
 
 
-def group_factors(bucket: Bucket, i: int) -> tuple[Tensor, Tensor | None]:
-    """κ·ε·max(0, 1 − λ/‖V_g‖) of parameter i and, under magnitude scaling, β; ε moves on to ‖W_g‖."""
-    options, part = bucket.options, bucket.partitions[i]
-    norms = part.norms(part.split(bucket.duals[i]))
-    threshold = part.threshold(bucket.lams[i], bucket.params[i].shape, options["size_normalised"])
-    shrink = shrinkage(norms, threshold).mul_(options["kappa"])
+def group_factors(bucket: Bucket) -> dict[int, tuple[Tensor, Tensor | None]]:
+    """κ·ε·max(0, 1 − λ/‖V_g‖) of every parameter and, under magnitude scaling, β; ε moves on to ‖W_g‖."""
+    options, parts = bucket.options, bucket.partitions
+    shrink = []
+    for i, norms in enumerate(joint_norms(parts, bucket.duals)):
+        threshold = parts[i].threshold(bucket.lams[i], bucket.params[i].shape, options["size_normalised"])
+        shrink.append(shrinkage(norms, threshold).mul_(options["kappa"]))
     if not bucket.scales:
-        return shrink, None
-    shrink.mul_(bucket.scales[i])
-    norms = part.norms(part.split(full_precision([bucket.params[i]])[0]))
-    room = _room(torch.count_nonzero(shrink), torch.count_nonzero(norms), options, norms.dtype)
-    bucket.scales[i].copy_(norms)
-    return shrink, room / norms.clamp_min(1)
+        return {place: (x, None) for place, x in zip(bucket.index, shrink, strict=True)}
+    factors: dict[int, tuple[Tensor, Tensor | None]] = {}
+    torch._foreach_mul_(shrink, bucket.scales)
+    own = joint_norms(parts, (full_precision([p])[0] for p in bucket.params))
+    for i, (active, alive) in enumerate(zip(tally(parts, shrink), tally(parts, own), strict=True)):
+        room = _room(active, alive, options, own[i].dtype)
+        bucket.scales[i].copy_(own[i])
+        factors[bucket.index[i]] = shrink[i], room / own[i].clamp_min(1)
+    return factors
 
 
 def _room(active: Tensor, alive: Tensor, options: dict[str, Any], dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dessilbi.groups import Labels, Partition, Slices, transposed_filters
     from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
     from dessilbi.path import NEVER, Path
+    from dessilbi.selection import Selection
     from dessilbi.threshold import TargetThreshold
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ _HOME = {
     "transposed_filters": "groups",
     "NEVER": "path",
     "Path": "path",
+    "Selection": "selection",
     "TargetThreshold": "threshold",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "Labels",
     "Partition",
     "Path",
+    "Selection",
     "Slices",
     "TargetThreshold",
     "param_groups",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dessilbi.optim import DessiAdamW, DessiLBI
+from dessilbi.selection import Selection
 from dessilbi.threshold import TargetThreshold
 from dessilbi.training import datasets, network, optimizers, randomness, sharding, step
 from dessilbi.training.board import Board
@@ -21,7 +22,6 @@ from dessilbi.training.distribution import World
 from dessilbi.training.environment import facts
 from dessilbi.training.evaluation import evaluate
 from dessilbi.training.interrupts import Interrupts
-from dessilbi.training.masking import masked
 from dessilbi.training.record import Record
 from dessilbi.training.reporter import Reporter
 from dessilbi.training.run import Run
@@ -306,7 +306,7 @@ class _Session:
             "dense": dense,
         }
         if self.ours:
-            with masked(self.model, self.ours):
+            with Selection.of(self.model, self.ours).applied(self.model):
                 _, sparse = evaluate(self.model, self.data.test, self.config, self.world)
             metrics |= {"sparse": sparse, "keep": self._keep(self.ours), "lam": _lam(self.ours), "time": self.ours.time}
         metrics["seconds"] = self.seconds

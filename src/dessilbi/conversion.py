@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +67,7 @@ class CSRLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, nonzero: int, bias: bool) -> None:
         super().__init__()
+        _hush()
         self.in_features, self.out_features = in_features, out_features
         # Plain tensors, not one of sparse layout: they copy, move and travel as any other.
         self.register_buffer("rows", torch.zeros(out_features + 1, dtype=torch.int32))
@@ -76,6 +78,7 @@ class CSRLinear(nn.Module):
     @classmethod
     def of(cls, linear: nn.Linear) -> CSRLinear:
         """The same layer, from its weights now."""
+        _hush()
         weight = linear.weight.detach().to_sparse_csr()
         made = cls(linear.in_features, linear.out_features, weight.values().numel(), linear.bias is not None)
         made.rows, made.columns = weight.crow_indices().int(), weight.col_indices().int()
@@ -273,6 +276,13 @@ def _linear(network: nn.Module) -> dict[str, nn.Linear]:
 def _put(network: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, module.eval())
+
+
+def _hush() -> None:
+    """Torch says once a process that its CSR is in beta; here is where nobody needs to hear it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.zeros(1, 1).to_sparse_csr()
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from dessilbi import __version__
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 _EXTRA = ("rich", "pooch", "PIL", "sklearn", "scipy", "tomlkit")
-_COMMANDS = ("data", "models", "presets", "train", "show")
+_COMMANDS = ("data", "models", "presets", "train", "show", "export", "latency")
 
 
 @dataclass

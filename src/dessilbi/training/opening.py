@@ -1,0 +1,113 @@
+"""Open a network by what people have in their hands: a name, a run folder, or a file by ``save_shrunk``."""
+
+from __future__ import annotations
+
+import json
+import os
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dessilbi import models
+from dessilbi.training.config import Config
+
+_SHRUNK = "network.safetensors"
+
+
+def open_network(
+    target: str | os.PathLike[str], input_shape: tuple[int, ...] | None = None
+) -> tuple[nn.Module, tuple[int, ...], str]:
+    """The network in eval mode, the shape of one input without the batch, and a label.
+
+    `target` is a built-in network (its initial weights), ``package.module:factory``, a run folder (its latest
+    checkpoint) or a file by :func:`dessilbi.surgery.save_shrunk`. An `input_shape` goes before what is known.
+    """
+    place = Path(target)
+    name = os.fspath(target)
+    known: tuple[int, ...] | None
+    if name in models.names():
+        network, known = models.create(name), models.input_shape(name)
+    elif place.is_dir():
+        network, known = _of_run(place)
+    elif place.is_file():
+        network, known = _of_file(place)
+    elif ":" in name and os.sep not in name:
+        network, known = models.create(name), None
+    else:
+        near = get_close_matches(name, models.names(), n=1)
+        advice = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"{name}: {advice}give a network of `dessilbi models`, package.module:factory, a run folder, or a file"
+            " by save_shrunk"
+        )
+    shape = input_shape or known
+    if shape is None:
+        raise ValueError(f"{name}: the shape of its inputs is not known: state it, such as --input-shape 3x32x32")
+    return network.eval(), tuple(shape), name
+
+
+def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
+    from dessilbi.training.run import Run
+
+    run = Run.open(folder)
+    state = run.latest()
+    if state is None:
+        raise ValueError(f"{folder}: the run has no checkpoint yet: let it train for an epoch")
+    weights = state["model"]
+    shape, classes = _of_data(run.config, weights)
+
+    def dense() -> nn.Module:
+        channels = None if shape is None else shape[0]
+        return models.create(run.config.model, classes, channels, **run.config.model_options)
+
+    shrunk = folder / _SHRUNK
+    if shrunk.is_file():
+        from dessilbi.surgery import load_shrunk
+
+        network = load_shrunk(shrunk, factory=dense)
+    else:
+        network = dense()
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"{folder}: the checkpoint is of another network than {run.config.model!r}: {line}") from error
+    return network, shape
+
+
+def _of_data(config: Config, weights: dict[str, Any]) -> tuple[tuple[int, ...] | None, int | None]:
+    """The shape of an image and the number of classes, as far as they are known without the files of the data."""
+    from dessilbi.data import catalog
+
+    if config.data in catalog.names():
+        entry = catalog.describe(config.data)
+        return entry.shape, len(entry.classes)
+    if ":" in config.model:
+        return None, None
+    # ImageNet's classes are the folders there were: the head, which comes last, has one output for each.
+    return models.input_shape(config.model), len(list(weights.values())[-1])
+
+
+def _of_file(file: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
+    from dessilbi.surgery import load_shrunk
+
+    network = load_shrunk(file)
+    name, options = _origin(file)
+    if name not in models.names():
+        return network, None
+    channels, *size = models.input_shape(name)
+    return network, (options.get("in_channels") or channels, *size)
+
+
+def _origin(file: Path) -> tuple[str, dict[str, Any]]:
+    """The built-in network that a file by `save_shrunk` was made from, and its options."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(file), framework="numpy") as opened:
+            header = json.loads((opened.metadata() or {}).get("dessilbi", "{}"))
+    except (SafetensorError, ValueError):
+        return "", {}
+    return str(header.get("name") or ""), dict(header.get("options") or {})

@@ -57,7 +57,7 @@ def to_onnx(
     if size > _PROTOBUF_LIMIT:
         raise ValueError(f"{file}: {size / 1e9:.1f} GB of weights; one ONNX file holds 2 GB: use torch.export instead")
     args, kwargs, shapes = _exported_inputs(example)
-    with _quiet(), _one_line(file, "ONNX"):
+    with _quiet(), _one_line(file, "ONNX cannot take this network"):
         program = torch.onnx.export(
             network, args, kwargs=kwargs, dynamic_shapes=shapes, opset_version=opset, dynamo=True, verbose=False
         )
@@ -103,7 +103,7 @@ def exported(network: nn.Module, example_inputs: Any, name: str | os.PathLike[st
     """What `torch.export.save` writes of a network in eval mode; `name` is what an error calls it."""
     args, kwargs, shapes = _exported_inputs(example_inputs)
     written = io.BytesIO()
-    with _quiet(), _one_line(name, "torch.export"), torch.no_grad():
+    with _quiet(), _one_line(name, "torch.export cannot take this network"), torch.no_grad():
         torch.export.save(torch.export.export(network, args, kwargs, dynamic_shapes=shapes), written)
     return written.getvalue()
 
@@ -186,8 +186,10 @@ def _verified(
     for size in batches:
         args, kwargs = inputs.random_like(example_inputs, size, seed=size)
         with torch.no_grad():
-            expected = _tensors(network(*args, **kwargs))
-            found = run(args, kwargs)
+            with _one_line(file, f"the network does not run at batch {size}"):
+                expected = _tensors(network(*args, **kwargs))
+            with _one_line(file, f"{what} does not run at batch {size}"):
+                found = run(args, kwargs)
         largest = max(largest, _difference(expected, found, f"{file}: at batch {size}"))
     if not largest <= tolerance:
         raise ValueError(
@@ -239,7 +241,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_line(file: str | os.PathLike[str], format: str) -> Iterator[None]:
+def _one_line(file: str | os.PathLike[str], problem: str) -> Iterator[None]:
     """The exporters explain themselves over pages: the cause is what counts."""
     try:
         yield
@@ -248,4 +250,4 @@ def _one_line(file: str | os.PathLike[str], format: str) -> Iterator[None]:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         text = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-        raise ValueError(f"{Path(file).name}: {format} cannot take this network: {text}") from error
+        raise ValueError(f"{Path(file).name}: {problem}: {text}") from error

@@ -1,0 +1,135 @@
+"""A network made narrower in place, as a plan says; the sizes that modules know of themselves follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx, nn
+
+from dessilbi.surgery.nodes import name_of, owner, shape_of, varying
+from dessilbi.surgery.plan import Cut, Plan
+from dessilbi.surgery.rules import Affine, GroupNorm, Movement
+
+
+def resize(model: nn.Module, plan: Plan, cuts: Mapping[str, Cut], *, adapt: bool) -> None:
+    """Cut parameters and buffers and replace idle blocks.
+
+    With `adapt`, whole numbers that a module of the user's keeps as attributes, and that its operators use as sizes
+    which change, follow these (`self.new_channels` of a padded shortcut, `self.num_heads`).
+    """
+    numbers = _numbers(plan) if adapt else []
+    for block in plan.blocks:
+        model.set_submodule(block.path, block.replacement(model))
+    moved = {}
+    for block in plan.blocks:
+        for child in block.children:
+            moved[f"{block.path}.{child}"] = f"{block.path}.{child}"
+    for path, old, new in numbers:
+        module = model.get_submodule(path)
+        for name, value in vars(module).items():
+            if type(value) is int and value == old:
+                setattr(module, name, new)
+    made: dict[int, Tensor] = {}
+    for path, module in model.named_modules():
+        for kind in (module._parameters, module._buffers):
+            for key, t in kind.items():
+                name = f"{path}.{key}" if path else key
+                if t is None or (name not in cuts and id(t) not in made):
+                    continue
+                if id(t) not in made:
+                    made[id(t)] = _cut(t, cuts[name])
+                    made[id(made[id(t)])] = made[id(t)]
+                kind[key] = made[id(t)]  # type: ignore[assignment]
+        _tell(module, {
+            key: plan.groups(name)
+            for key in ("weight",)
+            if (name := f"{path}.{key}" if path else key) in plan.graph.grouped
+        })  # fmt: skip
+
+
+def _cut(t: Tensor, cut: Cut) -> Tensor:
+    with torch.no_grad():
+        new = cut(t.detach())
+        if t.ndim in (4, 5):
+            form = torch.channels_last if t.ndim == 4 else torch.channels_last_3d
+            if t.is_contiguous(memory_format=form) and not t.is_contiguous():
+                new = new.contiguous(memory_format=form)
+        new = new.clone() if new.data_ptr() == t.data_ptr() else new
+    return nn.Parameter(new, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else new
+
+
+def _tell(module: nn.Module, groups: Mapping[str, int]) -> None:
+    """A module's own record of its sizes."""
+    weight = getattr(module, "weight", None)
+    if isinstance(module, nn.modules.conv._ConvNd):
+        module.groups = groups.get("weight", module.groups)
+        first, second = module.weight.shape[:2]
+        module.in_channels, module.out_channels = (
+            (first, second * module.groups) if module.transposed else (second * module.groups, first)
+        )
+    elif isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, (nn.modules.batchnorm._NormBase)):
+        known = weight if weight is not None else module.running_mean
+        if isinstance(known, Tensor):
+            module.num_features = known.shape[0]
+    elif isinstance(module, nn.GroupNorm) and isinstance(weight, Tensor):
+        size = module.num_channels // module.num_groups
+        module.num_channels, module.num_groups = weight.shape[0], weight.shape[0] // size
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = module.weight.shape
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = module.weight.shape[0]
+
+
+def _numbers(plan: Plan) -> list[tuple[str, int, int]]:
+    """Sizes in the network's code that change: module, old number, new one."""
+    found: list[tuple[str, int, int]] = []
+    for node in plan.suspects():
+        path, _ = owner(node)
+        rule, graph = plan.graph.rules[node], plan.graph
+        pairs: list[tuple[int, int]] = []
+        if node in graph.pads:
+            pads = [p for p in graph.calls[node]["pad"]]
+            d = varying(graph.look(node))[0]
+            at = 2 * (len(shape_of(node)) - 1 - d)
+            pairs = list(zip(pads[at : at + 2], plan.amounts(node), strict=True))
+        elif isinstance(rule, Affine):
+            name = graph.names[graph.calls[node]["weight"]]
+            pairs = [(rule.groups(graph, node), plan.groups(name))]
+        elif isinstance(rule, GroupNorm):
+            size = shape_of(node)[1] // graph.calls[node]["num_groups"]
+            pairs = [(graph.calls[node]["num_groups"], plan.shape(node)[1] // size)]
+        elif isinstance(rule, Movement) and name_of(node) in ("view", "reshape", "unflatten", "expand"):
+            old, new = shape_of(node), plan.shape(node)
+            pairs = [(old[d], new[d]) for d in rule.touched(graph, node) or ()]
+        found += [(path, old, new) for old, new in pairs if old != new and old]
+    return list(dict.fromkeys(found))
+
+
+def mismatched(plan: Plan, model: nn.Module, inputs: object) -> list[fx.Node]:
+    """The suspects at which the narrower network does not do what the plan says."""
+    from dessilbi.surgery.graph import traced
+
+    suspects = plan.suspects()
+    try:
+        nodes, _ = traced(model, inputs)  # type: ignore[arg-type]
+    except ValueError:
+        return suspects
+    if len(nodes) != len(plan.nodes):
+        return suspects
+    for old, new in zip(plan.nodes, nodes, strict=True):
+        if name_of(old) != name_of(new) or not _same_shape(plan, old, new):
+            before = plan.nodes[: plan.nodes.index(old) + 1]
+            return [old] if old in suspects else [n for n in suspects if n in before]
+    return []
+
+
+def _same_shape(plan: Plan, old: fx.Node, new: fx.Node) -> bool:
+    value = new.meta.get("val")
+    if isinstance(value, (list, tuple)):
+        return all(
+            not isinstance(v, Tensor) or plan.shape(old, i) == v.shape for i, v in enumerate(value)
+        )  # fmt: skip
+    return not isinstance(value, Tensor) or plan.shape(old) == value.shape

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dessilbi import NEVER, DessiLBI, Path, param_groups
+from dessilbi.files import load_arrays, save_arrays
 from dessilbi.path import QUANTILES, early_points
 
 
@@ -117,7 +119,10 @@ def test_names_through_wrappers():
 
 
 def test_under_two_bytes_a_weight_for_200_points(tmp_path):
-    """A support that grows to 6 % over 200 points while a tenth of its members change from one point to the next."""
+    """A support that grows to 6 % over 200 points while a tenth of its members change from one point to the next.
+
+    With |V| of every weight, which is normally distributed.
+    """
     torch.manual_seed(0)
     n = 400_000
     p = nn.Parameter(torch.zeros(400, 1000))
@@ -137,6 +142,9 @@ def test_under_two_bytes_a_weight_for_200_points(tmp_path):
     churn = (path.support("w", -1) ^ path.support("w", -2)).sum() / path.support("w").sum()
     assert churn > 0.1
     assert torch.equal(Path.load(tmp_path / "p").support("w"), optimizer.support(p))
+    torch.testing.assert_close(
+        Path.load(tmp_path / "p").magnitude("w"), v.abs(), rtol=0.05, atol=float(v.max()) / 2**15
+    )
     assert os.path.getsize(tmp_path / "p") < 2 * n
 
 
@@ -211,7 +219,7 @@ def test_bad_files_say_so_in_one_line(run, tmp_path):
         "empty": b"",
         "foreign": b"PK\x03\x04 something else entirely",
         "damaged": whole[:-600] + b"\x00" * 600,
-        "newer": whole.replace(b'\\"version\\": 1', b'\\"version\\": 7'),
+        "newer": whole.replace(b'\\"version\\": 2', b'\\"version\\": 7'),
     }
     save_file({"x": torch.zeros(2)}, tmp_path / "other")
     cases["not ours"] = (tmp_path / "other").read_bytes()
@@ -282,3 +290,70 @@ def test_per_layer_lam_is_not_one_number():
     path = Path(p, optimizer)
     path.record(0)
     assert math.isnan(path.points[0]["lam"])
+
+
+def weights_of(v):
+    """A path of one point at which V is this."""
+    model = nn.Linear(v.numel(), 1, bias=False)
+    optimizer = DessiLBI(param_groups(model), 0.1)
+    optimizer.state[model.weight]["dual"] = v.view(1, -1)
+    path = Path(model, optimizer)
+    path.record(1)
+    return path, optimizer.dual(model.weight)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3e-20, 7e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_magnitudes_of_weights_over_nearly_sixteen_octaves(scale, dtype, tmp_path):
+    v = torch.cat([2 ** -torch.linspace(0, 15.8, 5000), 2 ** -torch.linspace(16.1, 30, 100), torch.zeros(3)]).to(dtype)
+    v = v[torch.randperm(v.numel())] * scale
+    path, _ = weights_of(v * torch.randn_like(v).sign())
+    found = path.magnitude("weight").flatten()
+    large = v >= 2**-15.81 * scale
+    assert (found[large] / v[large] - 1).abs().max() < 0.033
+    assert (found[v < 2**-16.05 * scale] == 0).all()
+    assert torch.equal(found[v.argsort()], found.sort().values)
+    path.save(tmp_path / "p")
+    assert torch.equal(Path.load(tmp_path / "p").magnitude("weight").flatten(), found)
+
+
+@pytest.mark.parametrize("v", [[0.0, 0, 0], [1e-45, 1e-40, 0], [math.nan, 1, 2], [math.inf, 1, 0]])
+def test_magnitudes_of_odd_values(v):
+    path, _ = weights_of(torch.tensor(v))
+    found = path.magnitude("weight").flatten()
+    assert found.shape == (3,)
+    assert not found[2] > 0
+
+
+def test_magnitudes_follow_the_last_point(run, tmp_path):
+    _, _, path, copies = run
+    for at in (0, 4, -1):
+        torch.testing.assert_close(path.magnitude("0.weight", at), copies[at]["0.weight"][2].flatten(1).norm(dim=1))
+    expected = copies[-1]["3.weight"][2].abs()
+    torch.testing.assert_close(path.magnitude("3.weight", 0), expected, rtol=0.033, atol=float(expected.max()) / 2**15)
+    path.save(tmp_path / "p")
+    loaded = Path.load(tmp_path / "p")
+    loaded.truncate(len(loaded))
+    assert torch.equal(loaded.magnitude("3.weight"), path.magnitude("3.weight"))
+    loaded.truncate(len(loaded) - 1)
+    assert not loaded.magnitude("3.weight").any()
+    first, dual = weights_of(torch.tensor([1.0, 2.0]))
+    dual.mul_(3)
+    torch.testing.assert_close(first.magnitude("weight"), torch.tensor([[1.0, 2.0]]), rtol=0.033, atol=0)
+
+
+def test_damage_inside_a_file(run, tmp_path):
+    _, _, path, _ = run
+    file = tmp_path / "run.path"
+    path.save(file)
+    arrays, header = load_arrays(file, "path", 2)
+    tensor = header["tensors"][1]
+    for wrong in [{"cut": [[0], 1]}, {"filters": []}, {"cut": [[7], 1]}, {"cut": 3}, {"top": "x"}, {"top": -1}]:
+        save_arrays(file, "path", 2, arrays, {**header, "tensors": [header["tensors"][0], {**tensor, **wrong}]})
+        with pytest.raises(ValueError, match=r"run\.path: damaged path file"):
+            Path.load(file)
+    for codes in (b"", zlib.compress(b"123"), b"\x00" * 9):
+        broken = {**arrays, "1.codes": np.frombuffer(codes, dtype=np.uint8)}
+        save_arrays(file, "path", 2, broken, header)
+        with pytest.raises(ValueError, match=r"run\.path: damaged path file"):
+            Path.load(file)

@@ -1,4 +1,4 @@
-"""Selections: masks by hand and from an optimizer, for a moment and for good, through a file."""
+"""Selections: by hand, from an optimizer, off a path; for a moment, for good, through a file."""
 
 import copy
 import gc
@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from dessilbi import DessiAdamW, DessiLBI, Labels, Selection, param_groups
-from dessilbi.files import save_arrays
+from dessilbi import NEVER, DessiAdamW, DessiLBI, Labels, Path, Selection, Slices, param_groups, select
+from dessilbi.files import load_arrays, save_arrays
+from dessilbi.groups import channels, transposed_filters
 from dessilbi.models import create
 
 T, N = True, False
@@ -490,3 +491,300 @@ def test_bad_files_say_so_in_one_line(tmp_path) -> None:
         assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError):
         Selection.load(tmp_path / "nowhere")
+
+
+# -- off a path --------------------------------------------------------------------------------------------------
+
+
+def recorded(model: nn.Module, groups: list[dict], points: list[dict[str, torch.Tensor]]) -> Path:
+    """A path whose ‖V‖ at every point is written down by hand; the threshold is 1."""
+    optimizer = DessiLBI(groups, lr=0.1, lam=1.0)
+    named = dict(model.named_parameters())
+    path = Path(model, optimizer)
+    for k, point in enumerate(points):
+        for name, v in point.items():
+            optimizer.state[named[name]]["dual"] = v.clone().view_as(named[name])
+        path.record(k + 1)
+    return path
+
+
+def filters(*norms: float, size: int = 1) -> torch.Tensor:
+    """Filters of these norms, each in the filter's first element."""
+    return F.pad(torch.tensor(norms).view(-1, 1), (0, size - 1))
+
+
+def filter_path() -> Path:
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1))
+    return recorded(model, param_groups(model), [
+        {"0.weight": filters(2.0, 0, 0.5, 0), "1.weight": filters(0, 0.9, 0, size=4)},
+        {"0.weight": filters(3.0, 0.2, 1.5, 0.6), "1.weight": filters(0, 0.9, 4.0, size=4)},
+        {"0.weight": filters(3.0, 0.3, 0.4, 0.7), "1.weight": filters(0, 0.9, 4.0, size=4)},
+    ])  # fmt: skip
+
+
+# By hand: a0 entered first, then b2 (4.0) and a2 (0.4 now, it has left again), then 0.9, 0.7, 0.3, 0.
+ORDER = ["a0", "b2", "a2", "b1", "a3", "a1", "b0"]
+
+
+def kept(selection: Selection) -> set[str]:
+    layers = zip("abcdefg", selection.values(), strict=False)
+    return {f"{letter}{int(i)}" for letter, mask in layers for i in mask.flatten().nonzero()}
+
+
+def test_the_support_at_a_point() -> None:
+    path = filter_path()
+    assert kept(select(path)) == {"a0", "b2"}
+    assert kept(select(path, at=1)) == {"a0", "a2", "b2"}
+    assert kept(select(path, at=0, min_keep=0)) == {"a0"}
+    last = select(path)
+    assert (last.level, last.source["at"], last.source["point"]) == ("filter", 2, 3.0)
+    assert list(last) == path.names
+
+
+def test_the_bounds_top_up_the_support() -> None:
+    path = filter_path()
+    assert kept(select(path, at=0)) == {"a0", "b1"}  # b is empty, 0.9 is its best
+    assert kept(select(path, max_prune=0.5)) == {"a0", "a2", "b2", "b1"}  # 2 of 4 and 2 (1.5) of 3
+    assert kept(select(path, min_keep=3)) == {"a0", "a2", "a3", "b0", "b1", "b2"}
+    assert kept(select(path, min_keep=9)) == set(ORDER)
+    assert kept(select(path, max_prune=0)) == set(ORDER)
+
+
+def test_a_fraction_of_the_ranking() -> None:
+    path = filter_path()
+    for k in range(8):
+        chosen = select(path, keep=k / 7, min_keep=0)
+        assert kept(chosen) == set(ORDER[:k])
+        assert chosen.keep == pytest.approx(k / 7)
+    assert kept(select(path, keep=0.999)) == set(ORDER[:6])
+    with pytest.raises(ValueError, match=r"keep=0\.2 cannot be reached: with min_keep=1 the least is 0\.285714"):
+        select(path, keep=0.2)
+    with pytest.raises(ValueError, match=r"min_keep=1 and max_prune=0.5 the least is 0\.571428"):
+        select(path, keep=3 / 7, max_prune=0.5)
+    assert kept(select(path, keep=4 / 7, max_prune=0.5)) == {"a0", "a2", "b1", "b2"}
+    assert kept(select(path, keep=5 / 7, max_prune=0.5)) == {"a0", "a2", "b1", "b2", "a3"}
+    # a needs 3, whose last comes after b1; one more may be taken: b1.
+    assert kept(select(path, keep=6 / 7, max_prune=0.25, min_keep=0)) == {"a0", "a2", "a3", "b1", "b2", "b0"}
+
+
+def test_a_target_may_look_at_the_beginning_only() -> None:
+    path = filter_path()
+    assert kept(select(path, at=0, keep=2 / 7, min_keep=0)) == {"a0", "b1"}
+    assert kept(select(path, at=0, keep=3 / 7, min_keep=0)) == {"a0", "b1", "a2"}
+    assert kept(select(path, at=0, keep=5 / 7, min_keep=0)) == {"a0", "b1", "a2", "a1", "a3"}  # zeros, as they come
+    assert kept(select(path, at=1, keep=3 / 7)) == {"a0", "b2", "a2"}
+
+
+class Prices:
+    """A filter of the first layer costs 10, one of the second 100; a MAC is a tenth of that, a second a thousandth."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def parameters_of(self, sel: Selection) -> int:
+        self.asked += 1
+        a, b = (int(mask.sum()) for mask in sel.values())
+        return 10 * a + 100 * b
+
+    def macs_of(self, sel: Selection) -> int:
+        return self.parameters_of(sel) // 10
+
+    def latency_of(self, sel: Selection) -> float:
+        return self.parameters_of(sel) / 1000
+
+
+@pytest.mark.parametrize(
+    ("budget", "count"),
+    [(9, 0), (10, 1), (109, 1), (110, 2), (119, 2), (120, 3), (225, 4), (239, 5), (339, 6), (340, 7), (1e9, 7)],
+)
+def test_budgets(budget: float, count: int) -> None:
+    path, cost = filter_path(), Prices()
+    expected = set(ORDER[:count])
+    assert kept(select(path, params=budget, min_keep=0, cost=cost)) == expected
+    assert cost.asked <= 2 + 3  # the ends, and three to halve seven
+    assert kept(select(path, macs=budget / 10, min_keep=0, cost=cost)) == expected
+    assert kept(select(path, latency=budget / 1000 + 1e-9, min_keep=0, cost=cost)) == expected
+
+
+def test_budgets_that_bounds_make_unreachable() -> None:
+    path, cost = filter_path(), Prices()
+    assert kept(select(path, params=110, cost=cost)) == {"a0", "b2"}
+    with pytest.raises(ValueError, match="params=109 cannot be reached: with min_keep=1 the least is 110"):
+        select(path, params=109, cost=cost)
+    with pytest.raises(ValueError, match=r"latency=0.1 cannot .* max_prune=0.5 the least is 0.22"):
+        select(path, latency=0.1, max_prune=0.5, cost=cost)
+    with pytest.raises(ValueError, match=r"macs=3 needs something that counts: pass cost=profile\(model, example"):
+        select(path, macs=3)
+
+
+def weight_path(tmp_path=None) -> Path:
+    """Rows of a linear layer and the output channels of a transposed convolution, weight by weight."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ConvTranspose1d(3, 2, 1))
+    path = recorded(model, param_groups(model, conv="weight"), [
+        {"0.weight": torch.tensor([0.5, 0, 0, 2, 0, 0]), "1.weight": torch.tensor([0.1, 0, 0.9, 0, 0.2, 0])},
+        {"0.weight": torch.tensor([0.5, 0, 0.7, 3, 0, 0]), "1.weight": torch.tensor([1.1, 0, 0.9, 0.3, 0.2, 0])},
+    ])  # fmt: skip
+    if tmp_path is None:
+        return path
+    path.save(tmp_path / "p")
+    return Path.load(tmp_path / "p")
+
+
+@pytest.mark.parametrize("through_file", [False, True])
+def test_weights(tmp_path, through_file: bool) -> None:
+    path = weight_path(tmp_path if through_file else None)
+    order = ["a3", "b0", "b2", "a2", "a0", "b3", "b4", "a1", "a4", "a5", "b1", "b5"]
+    for k in range(13):
+        assert kept(select(path, keep=k / 12, min_keep=0)) == set(order[:k])
+    assert select(path).level == select(path, level="weight").level == "weight"
+    assert select(path)["0.weight"].tolist() == [[N, N], [N, T], [N, N]]
+    # b's bound takes b0; b2, b3 and b4 are as far as it must go with four of six.
+    assert kept(select(path, max_prune=1 / 3)) == {"a3", "a2", "a0", "a1", "b0", "b2", "b3", "b4"}
+
+
+@pytest.mark.parametrize("through_file", [False, True])
+def test_filters_from_weights(tmp_path, through_file: bool) -> None:
+    """Of the transposed convolution's (3, 2, 1) elements channel 0 has 0, 2 and 4, channel 1 has 1, 3 and 5."""
+    path = weight_path(tmp_path if through_file else None)
+    assert select(path, level="filter").level == "filter"
+    assert kept(select(path, level="filter")) == {"a1", "b0"}
+    assert select(path, at=0, level="filter")["1.weight"].tolist() == [T, N]  # empty there; topped up with (0.1…0.9)
+    assert kept(select(path, at=0, level="layer")) == {"a1"}
+    order = ["a1", "b0", "a0", "b1", "a2"]  # entries 0 and 1; then 0.5 and 0.3
+    for k in range(2, 6):
+        assert kept(select(path, keep=k / 5, level="filter")) == set(order[:k])
+    assert kept(select(path, keep=1 / 5, level="layer")) == {"a1"}
+    assert select(path, keep=1 / 5, level="layer").level == "layer"
+    with pytest.raises(ValueError, match="keep"):
+        select(path, keep=1 / 5, level="filter")
+
+
+def test_a_filter_outweighs_single_weights() -> None:
+    """(0.6, 0.6) has the norm 0.85 and comes before (0.8, 0)."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    path = recorded(model, param_groups(model), [{"0.weight": torch.tensor([0.8, 0, 0.6, 0.6])}])
+    assert kept(select(path, keep=0.25)) == {"a0"}
+    assert kept(select(path, keep=0.5, level="filter")) == {"a1"}
+
+
+def test_layers() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1))
+    path = recorded(model, param_groups(model, conv="layer"), [{"0.weight": torch.tensor([2.0, 2.0])}])
+    selection = select(path)
+    assert selection.level == "layer"
+    assert [mask.tolist() for mask in selection.values()] == [[T], [N]]
+    assert not selection.masks(model)["1.bias"].any()
+    assert select(path, max_prune=0.5).keep == 1  # half of a layer is all of it
+
+
+def test_columns_and_other_groups(tmp_path) -> None:
+    """Also of grouped and transposed convolutions, where only the path knows how they lie."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.ConvTranspose1d(3, 2, 1), nn.Conv1d(4, 2, 1, groups=2), nn.Linear(2, 2))
+    groups = param_groups(nn.Sequential(*model[:3]), conv="input", linear="input")[:-1]
+    groups.append({"params": [("3.weight", model[3].weight)], "group": Slices((0, 1))})
+    path = recorded(model, groups, [{
+        "0.weight": torch.tensor([[2.0, 0, 0], [0, 0, 2]]),
+        "1.weight": torch.tensor([[2.0, 0], [0, 0], [0, 0]]),
+        "2.weight": torch.tensor([[2.0, 0], [2, 0]]),  # inputs 0 and 1 feed output 0, 2 and 3 output 1
+        "3.weight": torch.tensor([[0, 0], [2.0, 0]]),
+    }])  # fmt: skip
+    path.save(tmp_path / "p")
+    for one in (path, Path.load(tmp_path / "p")):
+        selection = select(one)
+        assert selection["0.weight"].tolist() == [[T, N, T], [T, N, T]]
+        assert selection["1.weight"].squeeze(-1).tolist() == [[T, T], [N, N], [N, N]]
+        assert selection["2.weight"].squeeze(-1).tolist() == [[T, N], [T, N]]
+        assert selection["3.weight"].tolist() == [[N, N], [T, N]]
+        assert all(torch.equal(mask, Selection.of(model, path._optimizer)[name]) for name, mask in selection.items())
+    own = recorded(model, [{"params": [model[0].weight], "group": Labels(torch.zeros(2, 3, dtype=torch.int))}], [{}])
+    with pytest.raises(ValueError, match=r"0\.weight is recorded by .*'labels'.*take Selection\.of\(model, optimizer"):
+        select(own)
+
+
+def test_transposed_filters_are_filters() -> None:
+    model = nn.Sequential(nn.ConvTranspose1d(4, 4, 1, groups=2))
+    path = recorded(model, param_groups(model), [{"0.weight": torch.tensor([[0, 2.0], [0, 0], [0, 0], [2, 0]])}])
+    assert select(path)["0.weight"].tolist() == [N, T, T, N]
+    assert not select(path).masks(model)["0.weight"].squeeze()[[0, 3], [0, 1]].any()
+    # Without param_groups, group "filter" means the first axis: the inputs of a transposed convolution.
+    path = recorded(model, [{"params": [model[0].weight]}], [{"0.weight": torch.tensor([[2.0, 0]] + [[0, 0]] * 3)}])
+    assert select(path)["0.weight"].squeeze().tolist() == [[T, T], [N, N], [N, N], [N, N]]
+
+
+def test_coupled_channels_go_together() -> None:
+    model = nn.Sequential(nn.Conv1d(1, 3, 1), nn.ConvTranspose1d(3, 3, 1))
+    first, second = (model[0].weight, model[1].weight)
+    joint = torch.arange(3)
+    parts = channels([(first.shape, None, joint), (second.shape, transposed_filters(), joint)])
+    groups = [{"params": [first, second], "group": parts}]
+    v = torch.tensor([0.2, 0.8, 0.1])
+    path = recorded(model, groups, [{"0.weight": filters(0.1, 0.8, 0.3), "1.weight": torch.diag(v)}])
+    assert path.entry("0.weight").tolist() == path.entry("1.weight").tolist() == [NEVER, 0, NEVER]
+    assert [mask.tolist() for mask in select(path).values()] == [[N, T, N], [N, T, N]]
+    assert [mask.tolist() for mask in select(path, keep=4 / 6).values()] == [[N, T, T], [N, T, T]]
+    assert {k: v.tolist() for k, v in Selection.of(model, path._optimizer).items()} == {
+        "0.weight": [N, T, N],
+        "1.weight": [N, T, N],
+    }
+
+
+@pytest.mark.parametrize("bounds", [{"min_keep": 0}, {}, {"min_keep": 2, "max_prune": 0.7}])
+def test_any_run_against_a_plain_sort(bounds: dict) -> None:
+    """Conv by filters, linear by weights; 5 points at which the support comes and goes."""
+    model = nn.Sequential(nn.Conv2d(1, 7, 3), nn.Linear(9, 5), nn.Linear(5, 3))
+    names = [f"{i}.weight" for i in range(3)]
+    sized = {name: p.shape for name, p in model.named_parameters()}
+    path = recorded(model, param_groups(model), [{n: torch.randn(sized[n]) * k / 5 for n in names} for k in range(6)])
+    groups = []
+    for name in names:
+        entry, size = path.entry(name).flatten().tolist(), path.magnitude(name).flatten().tolist()
+        for e, v in zip(entry, size, strict=True):
+            groups.append((e if e != NEVER else 99, -v, len(groups), name))
+    ranked = sorted(groups)
+    floors = {n: sum(g[3] == n for g in groups) for n in names}
+    floors = {
+        n: max(bounds.get("min_keep", 1), -int(-(1 - bounds.get("max_prune", 1)) * count // 1))
+        for n, count in floors.items()
+    }
+    demanded = [g for n in names for g in [g for g in ranked if g[3] == n][: floors[n]]]
+    others = [g for g in ranked if g not in demanded]
+    for count in range(len(demanded), len(groups) + 1):
+        expected = sorted(g[2] for g in demanded + others[: count - len(demanded)])
+        chosen = torch.cat([mask.flatten() for mask in select(path, keep=count / len(groups), **bounds).values()])
+        assert chosen.nonzero().flatten().tolist() == expected
+
+
+def test_a_file_of_the_first_version(tmp_path) -> None:
+    """It has no magnitudes of weights: what entered together stays in the order it has in the tensor."""
+    path, new = weight_path(), tmp_path / "new"
+    path.save(new)
+    arrays, header = load_arrays(new, "path", 2)
+    tensors = [{k: t[k] for k in ("name", "kind", "shape", "groups")} for t in header["tensors"]]
+    arrays = {name: a for name, a in arrays.items() if not name.endswith("codes")}
+    save_arrays(tmp_path / "old", "path", 1, arrays, {"points": header["points"], "tensors": tensors})
+    old = Path.load(tmp_path / "old")
+    assert kept(select(old)) == {"a3", "b0"}
+    assert kept(select(old, keep=4 / 12, min_keep=0)) == {"a3", "b0", "a0", "a1"}
+
+
+def test_bad_requests() -> None:
+    path = filter_path()
+    for wrong, message in [
+        ({"keep": 0.5, "params": 3}, "keep and params are 2 targets: give one"),
+        ({"keep": 1.5}, "keep must be a fraction from 0 to 1, got 1.5"),
+        ({"keep": float("nan")}, "keep must be"),
+        ({"max_prune": -0.1}, "max_prune must be a fraction"),
+        ({"macs": -3}, "macs must be a number ≥ 0, got -3"),
+        ({"min_keep": -1}, "min_keep must be a whole number ≥ 0, got -1"),
+        ({"min_keep": 0.5}, "min_keep must be a whole number"),
+        ({"level": "row"}, "level must be one of weight, filter, layer or None, got 'row'"),
+        ({"level": "weight"}, "level='weight': 0.weight is recorded by groups of kind 'filter'"),
+        ({"at": 3}, "at=3 is outside this path of 3 points"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            select(path, **wrong)
+    with pytest.raises(TypeError, match=r"keep must be a number, got '0\.5' \(str\)"):
+        select(path, keep="0.5")  # type: ignore[arg-type]
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="0 points"):
+        select(Path(model, DessiLBI(model.parameters(), 0.1)))

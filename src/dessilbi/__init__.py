@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dessilbi.groups import Labels, Partition, Slices, transposed_filters
     from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
     from dessilbi.path import NEVER, Path
-    from dessilbi.selection import Selection
+    from dessilbi.selection import Selection, select
     from dessilbi.threshold import TargetThreshold
 
 __version__ = "0.1.0"
@@ -26,6 +26,7 @@ _HOME = {
     "NEVER": "path",
     "Path": "path",
     "Selection": "selection",
+    "select": "selection",
     "TargetThreshold": "threshold",
 }
 
@@ -40,6 +41,7 @@ __all__ = [
     "Slices",
     "TargetThreshold",
     "param_groups",
+    "select",
     "transposed_filters",
 ]
 

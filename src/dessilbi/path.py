@@ -5,7 +5,8 @@ What is kept of every penalised tensor at every recorded point:
 - the support. It changes little from point to point, so what is stored is which groups changed: the gaps between
   their numbers, a byte each (255 stands for 255 and more to come), deflated. That is close to the entropy of the
   changes: a run of 200 points costs about a byte a weight;
-- ‖W_g‖, ‖V_g‖ and ‖Γ_g‖ for groups, or quantiles of |W|, |V| and |Γ| where every weight is a group.
+- ‖W_g‖, ‖V_g‖ and ‖Γ_g‖ for groups, or quantiles of |W|, |V| and |Γ| where every weight is a group. There, |V| of
+  every weight is kept for the last point only, to 3 %, in a byte.
 
 The rest (the entry of each group, the support at a point) is computed from that.
 """
@@ -26,17 +27,21 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi import files
-from dessilbi.groups import Partition, joint_norms
+from dessilbi.groups import Channels, Partition, Slices, joint_norms, transposed_filters
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
 
 NEVER = -1
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
-_VERSION = 1
+_VERSION = 2
 # Quantiles are read from an evenly spaced sample of this many weights; a sort of all would cost a step or more.
 _SAMPLE = 1 << 14
 _LEVEL = 1
+_DROPPED_BITS = 23 - 4
+
+# How filters lie in a weight, unless the convolution is a transposed one.
+ROWS = Slices((0,), kind="filter")
 
 
 class Norms(NamedTuple):
@@ -45,6 +50,29 @@ class Norms(NamedTuple):
     w: Tensor
     v: Tensor
     gamma: Tensor
+
+
+class _Codes(NamedTuple):
+    """|V| of every weight: the exponent and the first four bits of the mantissa, counted down from the largest.
+
+    That one has code 255, and `top` for these bits. Code 1 is nearly 16 octaves below; what is smaller has code 0.
+    """
+
+    codes: Tensor
+    top: Tensor
+
+    @classmethod
+    def of(cls, v: Tensor) -> _Codes:
+        bits = v.flatten().float().abs().view(torch.int32).bitwise_right_shift_(_DROPPED_BITS)
+        top = bits.max() if bits.numel() else bits.new_zeros(())
+        return cls(bits.sub_(top - 255).clamp_min_(0).to(torch.uint8), top)
+
+    def values(self) -> np.ndarray:
+        bits = np.arange(256, dtype=np.int32) + (int(self.top) - 255)
+        middles = ((bits << _DROPPED_BITS) + (1 << (_DROPPED_BITS - 1))).astype(np.int32).view(np.float32)
+        middles[(bits <= 0) | (np.arange(256) == 0)] = 0
+        values: np.ndarray = middles[self.codes.cpu().numpy()]
+        return values
 
 
 @dataclass
@@ -56,6 +84,10 @@ class _Track:
     groups: int
     changes: list[bytes] = field(default_factory=list)
     norms: list[np.ndarray] = field(default_factory=list)
+    # How the groups and the filters lie in the tensor, so that a file is enough to make masks; None: not known.
+    cut: Slices | None = None
+    filters: Slices = ROWS
+    codes: _Codes | None = None
 
     def flips(self) -> Iterator[np.ndarray]:
         """The numbers of the groups that entered or left, at every point."""
@@ -123,6 +155,7 @@ class Path:
             attached.append((names[id(p)], p, part))
         if not attached:
             raise ValueError("the optimizer penalises nothing: there is no path to record")
+        lies = filters(_unwrap(model))
         fresh = {name: _Track(part.kind, tuple(p.shape), part.count(p.shape)) for name, p, part in attached}
         if self._tracks:
             wanted = {name: (t.kind, t.shape, t.groups) for name, t in self._tracks.items()}
@@ -135,6 +168,8 @@ class Path:
                 )
         else:
             self._tracks = fresh
+        for name, p, part in attached:
+            self._tracks[name].cut, self._tracks[name].filters = cut(part), lies.get(id(p), ROWS)
         self._attached, self._optimizer = attached, optimizer
         self._last = {
             name: (self.support(name) if self._records else torch.zeros_like(whole(optimizer.support(p)))).to(p.device)
@@ -163,6 +198,9 @@ class Path:
             self._last[name] = support
             self._tracks[name].changes.append(_encode(flips))
             self._tracks[name].norms.append(norms.cpu().numpy())
+        for name, p, part in self._attached:
+            if part.kind == "weight":
+                self._tracks[name].codes = _Codes.of(whole(optimizer.dual(p)))
         self._records.append({**fixed, **{k: float(v) for k, v in scalars.items()}})
 
     def note(self, **scalars: float) -> None:
@@ -178,9 +216,11 @@ class Path:
         """Keep the first points only: those up to the checkpoint from which a run is resumed."""
         if not 0 <= points <= len(self):
             raise ValueError(f"points must be between 0 and {len(self)}, got {points}")
-        del self._records[points:]
         for track in self._tracks.values():
             del track.changes[points:], track.norms[points:]
+            if points < len(self):
+                track.codes = None
+        del self._records[points:]
         self._last = {
             name: (self.support(name) if points else torch.zeros_like(last)).to(last.device)
             for name, last in self._last.items()
@@ -230,6 +270,18 @@ class Path:
         stacked = np.stack(track.norms) if track.norms else np.zeros((0, 3, width), dtype=np.float32)
         return Norms(*(torch.from_numpy(np.ascontiguousarray(stacked[:, i])) for i in range(3)))
 
+    def magnitude(self, name: str, at: int = -1) -> Tensor:
+        """‖V_g‖ of every group at a recorded point, shaped as `support`.
+
+        At the weight level |V| is known at the last point only, to 3 % down to 2⁻¹⁵ of the largest: these values are
+        returned for every `at`, and zeros if they were cut off by `truncate` or the file is older than they are.
+        """
+        track, index = self._track(name), self._index(at)
+        if track.kind != "weight":
+            return torch.from_numpy(track.norms[index][1].copy())
+        values = np.zeros(track.groups, dtype=np.float32) if track.codes is None else track.codes.values()
+        return track.outward(values)
+
     def keep(self, name: str | None = None) -> Tensor:
         """The fraction of groups in the support at every point, of one tensor or of all together."""
         tracks = list(self._tracks.values()) if name is None else [self._track(name)]
@@ -260,9 +312,13 @@ class Path:
             arrays[f"{i}.lengths"] = np.array([len(c) for c in track.changes], dtype=np.int64)
             if track.norms:
                 arrays[f"{i}.norms"] = np.stack(track.norms)
+            if track.codes is not None:
+                arrays[f"{i}.codes"] = np.frombuffer(_deflate(track.codes.codes), dtype=np.uint8)
         tensors = [
-            {"name": name, "kind": t.kind, "shape": t.shape, "groups": t.groups} for name, t in self._tracks.items()
-        ]
+            {"name": name, "kind": t.kind, "shape": t.shape, "groups": t.groups, "cut": _described(t.cut),
+             "filters": _described(t.filters), "top": None if t.codes is None else int(t.codes.top)}
+            for name, t in self._tracks.items()
+        ]  # fmt: skip
         files.save_arrays(file, "path", _VERSION, arrays, {"points": self._records, "tensors": tensors})
 
     @classmethod
@@ -274,7 +330,7 @@ class Path:
         try:
             path._records = header["points"]
             path._tracks = {t["name"]: _track(t, i, arrays) for i, t in enumerate(header["tensors"])}
-        except (zlib.error, KeyError, TypeError, ValueError) as error:
+        except (zlib.error, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(file)}: damaged path file ({error})") from None
         return path
 
@@ -285,10 +341,27 @@ def _track(described: dict[str, Any], i: int, arrays: dict[str, np.ndarray]) -> 
     data, ends = arrays[f"{i}.changes"].tobytes(), np.cumsum(lengths)
     changes = [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
     track = _Track(described["kind"], tuple(described["shape"]), groups, changes, list(arrays.get(f"{i}.norms", ())))
+    if "filters" in described:
+        track.cut, track.filters = _slices(described["cut"]), _slices(described["filters"]) or ROWS
+        if track.cut is not None and track.cut.count(track.shape) != groups:
+            raise ValueError(f"{described['name']} has {groups} groups, not {track.cut.count(track.shape)}")
+    if described.get("top") is not None:
+        codes = np.frombuffer(zlib.decompress(arrays[f"{i}.codes"].tobytes()), dtype=np.uint8)
+        if codes.size != groups or not 0 <= described["top"] < 1 << (31 - _DROPPED_BITS):
+            raise ValueError(f"{described['name']} has {codes.size} magnitudes up to {described['top']}")
+        track.codes = _Codes(torch.from_numpy(codes.copy()), torch.tensor(described["top"], dtype=torch.int32))
     for flips in track.flips():
         if flips.size and flips[-1] >= groups:
             raise ValueError(f"{described['name']} has no group {flips[-1]}")
     return track
+
+
+def _described(slices: Slices | None) -> list[Any] | None:
+    return None if slices is None else [list(slices.axes), slices.fold]
+
+
+def _slices(described: list[Any] | None) -> Slices | None:
+    return None if described is None else Slices(tuple(described[0]), described[1])
 
 
 def early_points(steps: int, count: int = 5) -> list[int]:
@@ -309,6 +382,29 @@ def _unwrap(model: nn.Module) -> nn.Module:
 def _clean(name: str) -> str:
     """A parameter's name without the traces of compiled or checkpointed submodules."""
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.)", "", name).lstrip(".")
+
+
+def cut(part: Partition) -> Slices | None:
+    """How the groups of a tensor lie in it, if they are slices."""
+    lie = part.filters if isinstance(part, Channels) else part
+    return lie if isinstance(lie, Slices) else None
+
+
+def filters(model: nn.Module) -> dict[int, Slices]:
+    """How filters lie in the weights (by their id) of transposed convolutions; in all others along the first axis."""
+    return {
+        id(p): transposed_filters(module.groups)
+        for module in model.modules()
+        if isinstance(module, nn.modules.conv._ConvTransposeNd)
+        for name, p in module.named_parameters(recurse=False)
+        if name == "weight"
+    }
+
+
+def _deflate(codes: Tensor) -> bytes:
+    # What is one byte like the other, in whatever order, has no repetitions to look for.
+    deflate = zlib.compressobj(_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY)
+    return deflate.compress(codes.cpu().numpy().tobytes()) + deflate.flush()
 
 
 def _norms(optimizer: DessiLBI | DessiAdamW, attached: Sequence[tuple[str, Tensor, Partition]]) -> dict[str, Tensor]:

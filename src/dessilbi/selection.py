@@ -7,10 +7,12 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from numbers import Real
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,9 +20,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from dessilbi import files, sharding
-from dessilbi.groups import Elements, Partition, Slices, transposed_filters
+from dessilbi.groups import Partition, Slices
 from dessilbi.optim import DessiAdamW, DessiLBI
-from dessilbi.path import _clean, _unwrap
+from dessilbi.path import NEVER, ROWS, Path, _clean, _unwrap, cut, filters
 
 LEVELS = ("weight", "filter", "layer")
 
@@ -59,7 +61,7 @@ class Selection(Mapping[str, Tensor]):
         self._masks = {name: mask.detach().clone() for name, mask in masks.items()}
         self._level = level or _level(self._masks)
         try:
-            self._source: dict[str, Any] = json.loads(json.dumps(dict(source or {}), allow_nan=False))
+            self._source: dict[str, Any] = json.loads(json.dumps(dict(source or {})))
         except (TypeError, ValueError) as error:
             raise TypeError(f"source must be plain JSON data: {error}") from None
 
@@ -67,14 +69,15 @@ class Selection(Mapping[str, Tensor]):
     def of(cls, model: nn.Module, optimizer: DessiLBI | DessiAdamW) -> Selection:
         """The support of Γ now. Of sharded parameters all processes must ask: the masks are whole."""
         inner = _inner(model)
-        names, lies = {id(p): _clean(name) for name, p in inner.named_parameters()}, _filters(inner)
+        names, lies = {id(p): _clean(name) for name, p in inner.named_parameters()}, filters(inner)
         masks = {}
         for p, part in optimizer.penalised():
             if id(p) not in names:
                 raise ValueError(f"the optimizer's parameter of shape {tuple(p.shape)} is not a parameter of the model")
             support = sharding.whole(optimizer.support(p))
-            if not _is_outward(part, lies.get(id(p), _ROWS)):
-                support = _elementwise(support, part, p.shape)
+            lie = cut(part) or part
+            if part.kind != "weight" and not _is_mask(lie, lies.get(id(p), ROWS)):
+                support = _elementwise(support, lie, p.shape)
             masks[names[id(p)]] = support
         return cls(masks, source={"from": "optimizer", "time": optimizer.time})
 
@@ -131,7 +134,7 @@ class Selection(Mapping[str, Tensor]):
         inner = _inner(model)
         named = {_clean(name): p for name, p in inner.named_parameters(remove_duplicate=False)}
         names = {id(p): _clean(name) for name, p in inner.named_parameters()}
-        writers, norms, lies = _writers(inner), _following_norms(inner), _filters(inner)
+        writers, norms, lies = _writers(inner), _following_norms(inner), filters(inner)
         found: dict[str, Tensor] = {}
 
         def add(p: Any, mask: Tensor) -> None:
@@ -146,7 +149,7 @@ class Selection(Mapping[str, Tensor]):
             if mask.shape == p.shape:
                 add(p, mask)
                 continue
-            lie = lies.get(id(p), _ROWS)
+            lie = lies.get(id(p), ROWS)
             if mask.numel() == 1 and mask.ndim <= 1:
                 mask = mask.view(()).expand(lie.count(p.shape) if p.ndim > 1 else p.shape)
             elif mask.ndim != 1 or p.ndim < 2 or mask.numel() != lie.count(p.shape):
@@ -234,6 +237,12 @@ class MaskHandle:
         self._alive = {id(p): weakref.ref(p, partial(self._forget, id(p))) for p, _ in pairs}
         self._own: weakref.WeakKeyDictionary[Optimizer, _Own] = weakref.WeakKeyDictionary()
         self._hook = register_optimizer_step_post_hook(self._after_step)
+        _HANDLES.add(self)
+
+    def mask(self, p: Tensor) -> Tensor | None:
+        """What of a parameter is kept, if it is one of those."""
+        alive = self._alive.get(id(p))
+        return self._masks[id(p)] != 0 if alive is not None and alive() is p else None
 
     def remove(self) -> None:
         """End it; the weights stay as they are and may move again."""
@@ -263,6 +272,15 @@ class MaskHandle:
             self.remove()
 
 
+_HANDLES: weakref.WeakSet[MaskHandle] = weakref.WeakSet()
+
+
+def in_force(p: Tensor) -> Tensor | None:
+    """What the selections that are applied to a parameter keep of it, together; None where there is none."""
+    masks = [mask for handle in _HANDLES if (mask := handle.mask(p)) is not None]
+    return torch.stack(masks).all(0) if masks else None
+
+
 class _Own:
     """What of a selection one optimizer moves, as lists of one device and dtype."""
 
@@ -288,9 +306,222 @@ def _count(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
-# -- masks -------------------------------------------------------------------------------------------------------
+# -- from a path -------------------------------------------------------------------------------------------------
 
-_ROWS = Slices((0,), kind="filter")
+
+class Cost(Protocol):
+    """What the network that a selection leaves would cost: a profile of the model answers."""
+
+    def parameters_of(self, sel: Selection) -> int: ...
+
+    def macs_of(self, sel: Selection) -> int: ...
+
+    def latency_of(self, sel: Selection) -> float: ...
+
+
+def select(
+    path: Path,
+    at: int = -1,
+    *,
+    keep: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
+    latency: float | None = None,
+    max_prune: float | None = None,
+    min_keep: int = 1,
+    level: str | None = None,
+    cost: Cost | None = None,
+) -> Selection:
+    """Read a selection off a path: the support at a recorded point, or as much as a target allows.
+
+    For a target, all groups of all tensors are ranked: first those that entered the support first; ties, and groups
+    that never entered, by their ‖V_g‖. The selection is the longest beginning of this ranking that meets the target.
+
+    Args:
+        path: the record of a run.
+        at: an index into `path.points`. Without a target the selection is the support there; with one, the path is
+            read up to there. (|V| of single weights is known at the last point only, and taken from there.)
+        keep: the fraction of groups to keep at most.
+        params, macs, latency: the most that the network may have and take when what is out has been removed:
+            parameters, multiply-adds, seconds, as `cost` counts them.
+        max_prune: the most that a tensor may lose: a fraction of its groups.
+        min_keep: the least number of groups that a tensor keeps. It does not hold where whole layers are selected: at
+            level "layer", and for tensors recorded as whole layers.
+        level: None, as recorded; "weight"; "filter", where a filter of single weights is kept if any of them is, and
+            ranks by the first of them to enter; or "layer": filters, of which none need be left.
+        cost: what the budgets `params`, `macs` and `latency` are measured with: `profile(model, example_inputs)`.
+    """
+    targets = {"keep": keep, "params": params, "macs": macs, "latency": latency}
+    given = {name: value for name, value in targets.items() if value is not None}
+    _check(given, max_prune, min_keep, level, cost)
+    index = path._index(at)
+    candidates = [_Candidate.of(path, name, index, level) for name in path.names]
+    for c in candidates:
+        least = 0 if level == "layer" or c.whole else min_keep
+        if max_prune is not None:
+            least = max(least, math.ceil((1 - max_prune) * c.groups - 1e-9))
+        c.floor = min(least, c.groups)
+    bounds = {"max_prune": max_prune, "min_keep": min_keep, "level": level}
+    told = {name: value for name, value in (given | bounds).items() if value is not None}
+    point = path.points[index]
+    source = {"from": "path", "at": index, "point": point["point"], "time": point["time"], **told}
+
+    def selection(chosen: Sequence[Tensor]) -> Selection:
+        masks = {c.name: c.shaped(x) for c, x in zip(candidates, chosen, strict=True)}
+        return Selection(masks, level, source)
+
+    if not given:
+        return selection([c.topped_up() for c in candidates])
+    ((name, target),) = given.items()
+    ranking = _Ranking(candidates)
+    low, high = ranking.least, ranking.total
+    if name == "keep":
+        count = int(target * high + 1e-6)
+        if count < low:
+            raise _unreachable(name, target, low / high, min_keep, max_prune)
+        return selection(ranking.first(count))
+    assert cost is not None
+    measure = {"params": cost.parameters_of, "macs": cost.macs_of, "latency": cost.latency_of}[name]
+    everything, best = selection(ranking.first(high)), selection(ranking.first(low))
+    if measure(everything) <= target:
+        return everything
+    if (cheapest := measure(best)) > target:
+        raise _unreachable(name, target, cheapest, min_keep, max_prune)
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = selection(ranking.first(middle))
+        if measure(tried) <= target:
+            low, best = middle, tried
+        else:
+            high = middle
+    return best
+
+
+def _unreachable(name: str, target: float, least: float, min_keep: int, max_prune: float | None) -> ValueError:
+    bounds = f"min_keep={min_keep}" + ("" if max_prune is None else f" and max_prune={max_prune:g}")
+    return ValueError(f"{name}={target:.10g} cannot be reached: with {bounds} the least is {least:.10g}")
+
+
+def _check(
+    given: Mapping[str, float], max_prune: float | None, min_keep: int, level: str | None, cost: Cost | None
+) -> None:
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are {len(given)} targets: give one of them")
+    for name, value in {**given, **({} if max_prune is None else {"max_prune": max_prune})}.items():
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+        if name in ("keep", "max_prune") and not 0 <= value <= 1:
+            raise ValueError(f"{name} must be a fraction from 0 to 1, got {value!r}")
+        if not value >= 0:
+            raise ValueError(f"{name} must be a number ≥ 0, got {value!r}")
+    if not isinstance(min_keep, int) or isinstance(min_keep, bool) or min_keep < 0:
+        raise ValueError(f"min_keep must be a whole number ≥ 0, got {min_keep!r}")
+    if level not in (None, *LEVELS):
+        raise ValueError(f"level must be one of {', '.join(LEVELS)} or None, got {level!r}")
+    if given and "keep" not in given and cost is None:
+        raise ValueError(f"{next(iter(given))}={next(iter(given.values()))!r} needs something that counts: "
+                         "pass cost=profile(model, example_inputs)")  # fmt: skip
+
+
+@dataclass
+class _Candidate:
+    """The groups of one tensor, each a candidate."""
+
+    name: str
+    entry: Tensor
+    magnitude: Tensor
+    support: Tensor
+    shaped: Callable[[Tensor], Tensor]
+    whole: bool = False
+    floor: int = 0
+
+    @classmethod
+    def of(cls, path: Path, name: str, index: int, level: str | None) -> _Candidate:
+        track = path._track(name)
+        entry, magnitude = path.entry(name).flatten(), path.magnitude(name, index).flatten()
+        support = path.support(name, index).flatten()
+        entry[(entry == NEVER) | (entry > index)] = torch.iinfo(entry.dtype).max
+        if track.kind == "weight":
+            if level in ("filter", "layer") and len(track.shape) > 1:
+                entry, magnitude, support = (_rows(x, track.filters, track.shape) for x in (entry, magnitude, support))
+                return cls(name, entry.amin(1), magnitude.norm(dim=1), support.any(1), _as_it_is)
+            return cls(name, entry, magnitude, support, lambda chosen: chosen.view(track.shape))
+        if level == "weight":
+            raise ValueError(
+                f"level='weight': {name} is recorded by groups of kind {track.kind!r}, not weight by weight; leave "
+                "level out, or record a run with param_groups(model, conv='weight', linear='weight')"
+            )
+        lie = track.cut or _KNOWN.get(track.kind)
+        if lie is None or lie.count(track.shape) != track.groups:
+            raise ValueError(
+                f"{name} is recorded by groups of kind {track.kind!r}, and how they lie in the tensor is not in the "
+                "path: take Selection.of(model, optimizer)"
+            )
+        if _is_mask(lie, track.filters):
+            return cls(name, entry, magnitude, support, _as_it_is, whole=lie.axes == ())
+        return cls(name, entry, magnitude, support, lambda chosen: _elementwise(chosen, lie, track.shape))
+
+    @property
+    def groups(self) -> int:
+        return self.entry.numel()
+
+    def topped_up(self) -> Tensor:
+        """The support, and the best of the others where it is smaller than the bound."""
+        missing = self.floor - int(self.support.sum())
+        if missing <= 0:
+            return self.support
+        order = _order(self.entry, self.magnitude)
+        chosen = self.support.clone()
+        chosen[order[~self.support[order]][:missing]] = True
+        return chosen
+
+
+# How groups lie of which a file of the first version tells the kind only.
+_KNOWN = {"filter": ROWS, "neuron": ROWS, "input": Slices((1,), kind="input"), "layer": Slices((), kind="layer")}
+
+
+class _Ranking:
+    """All groups in one order; those that the bounds of their tensors demand are in whatever the order says."""
+
+    def __init__(self, candidates: Sequence[_Candidate]) -> None:
+        self._sizes = [c.groups for c in candidates]
+        self.total = sum(self._sizes)
+        order = _order(torch.cat([c.entry for c in candidates]), torch.cat([c.magnitude for c in candidates]))
+        place = torch.empty_like(order)
+        place[order] = torch.arange(self.total)
+        demanded = torch.cat([
+            p <= p.kthvalue(c.floor).values if c.floor else torch.zeros_like(p, dtype=torch.bool)
+            for c, p in zip(candidates, place.split(self._sizes), strict=True)
+        ])  # fmt: skip
+        self.least = int(demanded.sum())
+        self._turn = torch.empty_like(order)
+        self._turn[order] = (~demanded[order]).cumsum(0)
+        self._turn[demanded] = 0
+
+    def first(self, count: int) -> Sequence[Tensor]:
+        """The best so many, `least` ones at least: a decision for every group of every tensor."""
+        chosen: Sequence[Tensor] = (self._turn <= count - self.least).split(self._sizes)
+        return chosen
+
+
+def _order(entry: Tensor, magnitude: Tensor) -> Tensor:
+    """By entry, then by magnitude from the largest down, then as they come."""
+    order = magnitude.argsort(descending=True, stable=True)
+    return order[entry[order].argsort(stable=True)]
+
+
+def _rows(values: Tensor, lie: Slices, shape: Sequence[int]) -> Tensor:
+    """The elements of a tensor by filters: (filters, elements of each)."""
+    view = lie.split(values.view(tuple(shape)))
+    rest = [axis for axis in range(view.ndim) if axis not in lie.axes]
+    return view.permute(*lie.axes, *rest).reshape(lie.count(shape), -1)
+
+
+def _as_it_is(chosen: Tensor) -> Tensor:
+    return chosen
+
+
+# -- masks -------------------------------------------------------------------------------------------------------
 
 
 def _level(masks: Mapping[str, Tensor]) -> str:
@@ -299,11 +530,9 @@ def _level(masks: Mapping[str, Tensor]) -> str:
     return "weight" if all(mask.ndim > 1 for mask in masks.values()) else "filter"
 
 
-def _elementwise(decisions: Tensor, part: Partition, shape: torch.Size) -> Tensor:
+def _elementwise(decisions: Tensor, part: Partition, shape: Sequence[int]) -> Tensor:
     """One decision a group, spread over the elements of the tensor."""
-    if isinstance(part, Elements):
-        return decisions
-    mask = torch.empty(shape, dtype=torch.bool, device=decisions.device)
+    mask = torch.empty(tuple(shape), dtype=torch.bool, device=decisions.device)
     view = part.split(mask)
     if isinstance(part, Slices):
         decisions = decisions.view([n if axis in part.axes else 1 for axis, n in enumerate(view.shape)])
@@ -311,11 +540,9 @@ def _elementwise(decisions: Tensor, part: Partition, shape: torch.Size) -> Tenso
     return mask
 
 
-def _is_outward(part: Partition, lie: Slices) -> bool:
-    """Whether the groups' decisions are a mask as they are: one an element, an output channel, or in all."""
-    if isinstance(part, Slices):
-        return part.axes == () or (part.axes, part.fold) == (lie.axes, lie.fold)
-    return part.kind in ("weight", "channel")
+def _is_mask(part: Partition, lie: Slices) -> bool:
+    """Whether one decision a group is a mask as it is: one a filter, or one in all."""
+    return isinstance(part, Slices) and (part.axes == () or (part.axes, part.fold) == (lie.axes, lie.fold))
 
 
 def _unpack(packed: np.ndarray, shape: list[int]) -> Tensor:
@@ -367,12 +594,6 @@ def _writers(model: nn.Module) -> dict[int, list[nn.Module]]:
             if name == "weight" and isinstance(module, _WRITERS):
                 found.setdefault(id(p), []).append(module)
     return found
-
-
-def _filters(model: nn.Module) -> dict[int, Slices]:
-    """How the filters lie in the weights where it is not along the first axis."""
-    transposed = nn.modules.conv._ConvTransposeNd
-    return {key: transposed_filters(m.groups) for key, (m, *_) in _writers(model).items() if isinstance(m, transposed)}
 
 
 def _following_norms(model: nn.Module) -> dict[int, nn.Module]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
     from dessilbi.path import NEVER, Path
     from dessilbi.selection import Selection, select
+    from dessilbi.surgery import Profile, load_shrunk, profile, save_shrunk, shrink
     from dessilbi.threshold import TargetThreshold
 
 __version__ = "0.1.0"
@@ -27,6 +28,11 @@ _HOME = {
     "Path": "path",
     "Selection": "selection",
     "select": "selection",
+    "Profile": "surgery",
+    "load_shrunk": "surgery",
+    "profile": "surgery",
+    "save_shrunk": "surgery",
+    "shrink": "surgery",
     "TargetThreshold": "threshold",
 }
 
@@ -37,11 +43,16 @@ __all__ = [
     "Labels",
     "Partition",
     "Path",
+    "Profile",
     "Selection",
     "Slices",
     "TargetThreshold",
+    "load_shrunk",
     "param_groups",
+    "profile",
+    "save_shrunk",
     "select",
+    "shrink",
     "transposed_filters",
 ]
 

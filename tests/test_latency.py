@@ -17,6 +17,7 @@ def two() -> dict[str, nn.Module]:
     return {"dense": nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)), "small": small}
 
 
+@pytest.mark.filterwarnings("ignore:batch .* reads:UserWarning")  # a few rounds of microseconds
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_a_table(backend):
     networks = two()
@@ -37,6 +38,7 @@ def test_a_table(backend):
     assert networks["dense"].training
 
 
+@pytest.mark.filterwarnings("ignore:batch .* reads:UserWarning")
 @pytest.mark.compile
 def test_compiled():
     report = measure(two(), torch.randn(3, 8), backend="torch-compile", batches=(2,), rounds=2, threads=1)
@@ -61,6 +63,7 @@ class Named(nn.Module):
         return a * b.unsqueeze(1)
 
 
+@pytest.mark.filterwarnings("ignore:batch .* reads:UserWarning")  # a few rounds of microseconds
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_named_inputs(backend):
     example = {"b": torch.randn(2), "a": torch.randn(2, 3)}

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from dessilbi import Selection, save_shrunk, shrink
 from dessilbi.models import create
 from dessilbi.training.config import Config
 from dessilbi.training.opening import open_network
@@ -51,6 +52,40 @@ def test_a_network_of_ones_own(tmp_path):
     assert (type(network).__name__, shape, label) == ("LeNet5", (1, 20, 20), "dessilbi.models.lenet:LeNet5")
     a_run(tmp_path / "run", network, model="dessilbi.models.lenet:LeNet5", data="mnist")
     assert open_network(tmp_path / "run")[1] == (1, 28, 28)
+
+
+@pytest.fixture(scope="module")
+def small() -> nn.Module:
+    """A LeNet-5 with three of its six first filters."""
+    mask = torch.arange(6) < 3
+    return shrink(create("lenet5"), Selection({"features.0.weight": mask}, level="filter"), torch.randn(2, 1, 28, 28))
+
+
+def test_a_shrunk_network(tmp_path, small):
+    file = tmp_path / "small.safetensors"
+    save_shrunk(small, file, "lenet5")
+    network, shape, label = open_network(file)
+    assert (shape, label) == ((1, 28, 28), str(file))
+    assert network.features[0].out_channels == 3
+    assert same(small, network)
+    assert not network.training
+    save_shrunk(small, file, "lenet5", {"in_channels": 1}, {"input_shape": [1, 32, 32]})
+    assert open_network(file)[1] == (1, 32, 32)
+    file.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="small.safetensors"):
+        open_network(file)
+
+
+def test_a_run_that_starts_from_a_shrunk_network(tmp_path, small):
+    folder = tmp_path / "run"
+    run = Run.create(folder, Config(model="lenet5", data="mnist"))
+    save_shrunk(small, folder / "network.safetensors", "lenet5")
+    trained = {name: t + 1 for name, t in small.state_dict().items()}
+    run.save_checkpoint({"steps": 5, "model": trained})
+    network, shape, _ = open_network(folder)
+    assert shape == (1, 28, 28)
+    assert network.features[0].out_channels == 3
+    assert all(torch.equal(t, trained[name]) for name, t in network.state_dict().items())
 
 
 def test_nothing_of_the_kind(tmp_path):

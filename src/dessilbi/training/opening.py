@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from difflib import get_close_matches
 from pathlib import Path
@@ -92,22 +91,10 @@ def _of_data(config: Config, weights: dict[str, Any]) -> tuple[tuple[int, ...] |
 
 def _of_file(file: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
     from dessilbi.surgery import load_shrunk
+    from dessilbi.surgery.saving import facts_of
 
-    network = load_shrunk(file)
-    name, options = _origin(file)
-    if name not in models.names():
-        return network, None
-    channels, *size = models.input_shape(name)
-    return network, (options.get("in_channels") or channels, *size)
-
-
-def _origin(file: Path) -> tuple[str, dict[str, Any]]:
-    """The built-in network that a file by `save_shrunk` was made from, and its options."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(file), framework="numpy") as opened:
-            header = json.loads((opened.metadata() or {}).get("dessilbi", "{}"))
-    except (SafetensorError, ValueError):
-        return "", {}
-    return str(header.get("name") or ""), dict(header.get("options") or {})
+    network, facts = load_shrunk(file), facts_of(file)
+    if "input_shape" in facts:
+        return network, tuple(facts["input_shape"])
+    channels, *size = models.input_shape(facts["network"])
+    return network, (facts["options"].get("in_channels") or channels, *size)

@@ -265,8 +265,11 @@ class _InverseScaleSpace(Optimizer):
         return dict(zip(coupled, joint_norms(list(coupled.values()), duals), strict=True))[i]
 
     @torch.no_grad()
-    def gamma(self, p: Tensor) -> Tensor:
-        """Γ of a penalised parameter, a new tensor shaped like it, read with the λ now in force."""
+    def gamma(self, p: Tensor, norms: Tensor | None = None) -> Tensor:
+        """Γ of a penalised parameter, a new tensor shaped like it, read with the λ now in force.
+
+        `norms` are its ‖V_g‖ (see `groups.joint_norms`), if they are at hand.
+        """
         group, i, part = self._penalised(p)
         gamma = iteration.gamma(
             sharding.local(self.dual(p)),
@@ -275,7 +278,7 @@ class _InverseScaleSpace(Optimizer):
             lam=_lam(group, i),
             scale=self.scale(p),
             size_normalised=group["size_normalised"],
-            norms=self._norms(p),
+            norms=self._norms(p) if norms is None else norms,
         )
         return sharding.like(gamma, p, tuple(p.shape))
 
@@ -291,10 +294,10 @@ class _InverseScaleSpace(Optimizer):
         return self.state.get(p, {}).get("scale") if group["scaling"] else None
 
     @torch.no_grad()
-    def support(self, p: Tensor) -> Tensor:
+    def support(self, p: Tensor, norms: Tensor | None = None) -> Tensor:
         """Where Γ is not zero: bool, one entry a group; elementwise, shaped like `p`, for `group="weight"`.
 
-        Of a DTensor it is a DTensor; `.full_tensor()`, called on all ranks, gathers it.
+        Of a DTensor it is a DTensor; `.full_tensor()`, called on all ranks, gathers it. `norms` as in `gamma`.
         """
         group, i, part = self._penalised(p)
         v = sharding.local(self.dual(p))
@@ -304,7 +307,7 @@ class _InverseScaleSpace(Optimizer):
             lam=_lam(group, i),
             scale=self.scale(p),
             size_normalised=group["size_normalised"],
-            norms=self._norms(p),
+            norms=self._norms(p) if norms is None else norms,
         )
         return sharding.like(support, p, tuple(p.shape) if part.kind == "weight" else (part.count(p.shape),))
 

@@ -188,9 +188,14 @@ class Path:
         clash = fixed.keys() & scalars.keys()
         if clash:
             raise ValueError(f"record(…, {clash.pop()}=…): the path keeps that by itself; choose another name")
-        grouped = _norms(optimizer, self._attached)
+        coupled = _coupled_norms(optimizer, self._attached)
+        grouped = _norms(optimizer, self._attached, coupled)
         found = [
-            (name, whole(optimizer.support(p)), grouped[name] if name in grouped else _summary(optimizer, p))
+            (
+                name,
+                whole(optimizer.support(p, coupled.get(name))),
+                grouped[name] if name in grouped else _summary(optimizer, p),
+            )
             for name, p, _ in self._attached
         ]
         for name, support, norms in found:
@@ -407,13 +412,25 @@ def _deflate(codes: Tensor) -> bytes:
     return deflate.compress(codes.cpu().numpy().tobytes()) + deflate.flush()
 
 
-def _norms(optimizer: DessiLBI | DessiAdamW, attached: Sequence[tuple[str, Tensor, Partition]]) -> dict[str, Tensor]:
+def _coupled_norms(
+    optimizer: DessiLBI | DessiAdamW, attached: Sequence[tuple[str, Tensor, Partition]]
+) -> dict[str, Tensor]:
+    """‖V_g‖ of the tensors whose groups span tensors: read once for all, not by each of the others again."""
+    names = [name for name, _, part in attached if part.coupling is not None]
+    parts = [part for *_, part in attached if part.coupling is not None]
+    duals = (optimizer.dual(p) for _, p, part in attached if part.coupling is not None)
+    return dict(zip(names, joint_norms(parts, duals), strict=True))
+
+
+def _norms(
+    optimizer: DessiLBI | DessiAdamW, attached: Sequence[tuple[str, Tensor, Partition]], coupled: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """Norms of W, V and Γ by group, of the tensors that have groups: (3, groups), float32."""
     grouped = [(name, p, part) for name, p, part in attached if part.kind != "weight"]
     parts = [part for *_, part in grouped]
     of_w = joint_norms(parts, (whole(p.detach()).to(torch.float32) for _, p, _ in grouped))
     of_v = joint_norms(parts, (whole(optimizer.dual(p)) for _, p, _ in grouped))
-    of_gamma = joint_norms(parts, (whole(optimizer.gamma(p)) for _, p, _ in grouped))
+    of_gamma = joint_norms(parts, (whole(optimizer.gamma(p, coupled.get(name))) for name, p, _ in grouped))
     return {
         name: torch.stack([x.flatten().float() for x in norms])
         for (name, _, _), *norms in zip(grouped, of_w, of_v, of_gamma, strict=True)

@@ -148,6 +148,51 @@ def test_names_through_wrappers() -> None:
             assert not model[0].weight[1].any()
 
 
+class Rooted(nn.Module):
+    """With a parameter of its own, which FSDP2 leaves gathered after a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.table = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(x) @ self.table.T
+        return out
+
+
+def test_sharded_parameters() -> None:
+    """On a mesh of one rank, which is enough to have DTensors and gathered copies of them."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, init_device_mesh
+
+    alone = Rooted()
+    model = copy.deepcopy(alone)
+    kept = torch.rand(5, 3) > 0.5
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        fully_shard(model.fc, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = DessiLBI([("table", model.table)], lr=0.1, lam=0.5)
+        optimizer.state[model.table]["dual"] = DTensor.from_local(kept.float(), mesh, model.table.placements)
+        x = torch.randn(2, 4)
+        with torch.no_grad():
+            dense = model(x)
+            selection = Selection.of(model, optimizer)
+            assert torch.equal(selection["table"], kept)
+            both = Selection({**selection, "fc.weight": torch.tensor([T, N, T])})
+            with both.applied(model), both.applied(alone):
+                torch.testing.assert_close(model(x), alone(x))
+                assert not torch.allclose(model(x), dense)
+            torch.testing.assert_close(model(x), dense)
+        with pytest.raises(ValueError, match=r"apply: table is sharded over ranks.*sel\.applied\(model\)"):
+            selection.apply(model)
+    finally:
+        dist.destroy_process_group()
+
+
 # -- by hand -----------------------------------------------------------------------------------------------------
 
 

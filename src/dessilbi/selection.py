@@ -202,6 +202,7 @@ class Selection(Mapping[str, Tensor]):
                     p.masked_fill_(~mask, 0)
             yield
         finally:
+            _inner(model)  # what was gathered inside is masked
             with torch.no_grad():
                 for (p, _), value in zip(pairs, saved, strict=True):
                     p.copy_(value)

@@ -51,7 +51,8 @@ def save_arrays(
 ) -> None:
     """Write arrays and a JSON header that says which kind of file this is and which version of its format."""
     described = json.dumps({**header, "kind": kind, "version": version})
-    contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+    # ascontiguousarray would give an array without axes one.
+    contiguous = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
     write_atomically(file, save(contiguous, metadata={_KEY: described}))
 
 

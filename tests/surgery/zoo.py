@@ -165,7 +165,7 @@ FOREIGN: dict[str, Net] = {
     "inception": Net(nets.Inception, _images(3, 7, 9), branches=_INCEPTION),
     "shufflenet_v2": Net(nets.ShuffleNetV2, _images(3, 8, 12)),
     "shufflenet_v1": Net(nets.ShuffleNetV1, _images(3, 6, 8)),
-    "unequal_split": Net(nets.UnequalSplit, _images(3, 6, 8), branches=(("b",),)),
+    "unequal_split": Net(nets.UnequalSplit, _images(3, 6, 8)),
     "unet_transposed": Net(functools.partial(nets.UNet, True), _images(1, 9, 14)),
     "unet_nearest": Net(functools.partial(nets.UNet, False), _images(1, 8, 12)),
     "super_resolution": Net(nets.SuperResolution, _images(1, 5, 6)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from torch import fx, nn
@@ -29,19 +30,13 @@ class Block:
         parts = {name: model.get_submodule(f"{self.path}.{name}") for name in self.children}
         if self.relu:
             parts["relu"] = nn.ReLU()
-        return nn.Sequential(_ordered(parts)) if parts else nn.Identity()
+        return nn.Sequential(OrderedDict(parts)) if parts else nn.Identity()
 
     def keeps(self, name: str) -> bool:
         """Whether a parameter of the network is still there."""
         if not inside(name, self.path):
             return True
         return any(inside(name, f"{self.path}.{child}") for child in self.children)
-
-
-def _ordered(parts: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    from collections import OrderedDict
-
-    return OrderedDict(parts)
 
 
 def idle_blocks(flow: Flow) -> list[Block]:

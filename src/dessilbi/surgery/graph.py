@@ -12,6 +12,7 @@ For every tensor the graph keeps the atoms in compact form: axes along which the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,19 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from dessilbi.surgery import rules
-from dessilbi.surgery.nodes import Blocked, Grouped, Pad, call_of, in_place, name_of, nodes_in, onto, shape_of
+from dessilbi.surgery.nodes import (
+    Blocked,
+    Grouped,
+    Pad,
+    call_of,
+    in_place,
+    inside,
+    name_of,
+    nodes_in,
+    onto,
+    owner,
+    shape_of,
+)
 
 FIXED = 0
 
@@ -59,7 +72,8 @@ class Graph:
         axes: (parameter, axis) -> the atoms along it.
         scattered: parameters that take part elementwise -> their atoms, in their own shape.
         pinned: operators that need all of their inputs.
-        hard: operators whose sizes turned out to be written into the network's code.
+        hard: operators whose sizes turned out to be written into the network's code: what they meet stays.
+        rewired: paddings of that kind that are a module of their own, whose output can be put in order.
         classes: for every atom, the class it belongs to (named after its smallest atom).
     """
 
@@ -80,8 +94,10 @@ class Graph:
     classes: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
     pinned: set[fx.Node] = field(default_factory=set)
     hard: set[fx.Node] = field(default_factory=set)
+    rewired: set[fx.Node] = field(default_factory=set)
     _ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _count: int = 1
+    _linked: bool = False
 
     @classmethod
     def of(cls, model: nn.Module, example_inputs: Inputs) -> Graph:
@@ -124,6 +140,7 @@ class Graph:
         for node in self.outputs:
             self.pin(self.look(node))
         self._find_classes()
+        self._linked = True
 
     # -- what the rules ask and tell -----------------------------------------------------------------------------
 
@@ -137,7 +154,7 @@ class Graph:
             return self.atoms[node]
         shape = shape_of(node)
         name = self.names.get(node)
-        if name is None or max(shape, default=1) == 1:
+        if name is None or max(shape, default=1) == 1 or (self._linked and name not in self.scattered):
             return torch.zeros([1] * len(shape), dtype=torch.long)
         if name not in self.scattered:
             self.scattered[name] = self.new(shape.numel()).view(shape)
@@ -188,6 +205,11 @@ class Graph:
             return self.constant(self.inputs(node)[0])
         raise TypeError(f"{node.name} is not a constant")
 
+    def is_module(self, node: fx.Node) -> bool:
+        """Whether an operator's output is that of a module of its own."""
+        path, _ = owner(node)
+        return bool(path) and [n for n in self.nodes if inside(owner(n)[0], path)][-1] is node
+
     def block(self, node: fx.Node, atoms: Tensor) -> None:
         """An operator that is not known reads these."""
         self.blocked.append(Blocked(node, atoms))
@@ -208,6 +230,8 @@ def traced(model: nn.Module, example_inputs: Inputs) -> tuple[list[fx.Node], Exp
     args, kwargs = call_arguments(example_inputs)
     training = [m for m in model.modules() if m.training]
     model.eval()
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    quiet, log.disabled = log.disabled, True  # what goes wrong is said below, once
     try:
         with torch.no_grad():
             program = torch.export.export(model, args, kwargs, strict=False)
@@ -218,6 +242,7 @@ def traced(model: nn.Module, example_inputs: Inputs) -> tuple[list[fx.Node], Exp
             "they must be what the network is called with, and torch.export must be able to follow its forward"
         ) from error
     finally:
+        log.disabled = quiet
         for module in training:
             module.training = True
     return [n for n in program.graph.nodes if n.op == "call_function"], program
@@ -225,7 +250,5 @@ def traced(model: nn.Module, example_inputs: Inputs) -> tuple[list[fx.Node], Exp
 
 def _shapes(inputs: Inputs) -> str:
     args, kwargs = call_arguments(inputs)
-    everything = (*args, *kwargs.values())
-    return ", ".join(
-        str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in (*args, *kwargs.values())
-    )
+    tensors = (*args, *kwargs.values())
+    return ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in tensors)

@@ -21,11 +21,13 @@ _RIGID_MODULES = ("MultiheadAttention",)
 
 @dataclass
 class Cut:
-    """What stays of a parameter: positions along axes; in a convolution in groups, columns for each row."""
+    """What stays of a parameter: positions along axes; in a convolution in groups, columns for each row, and how many
+    groups there are then."""
 
     shape: torch.Size
     index: dict[int, Tensor] = field(default_factory=dict)
     columns: Tensor | None = None
+    groups: int | None = None
 
     def __call__(self, t: Tensor) -> Tensor:
         """The part of the parameter, or of a tensor that goes with it, that stays."""
@@ -99,7 +101,8 @@ class Plan:
     # -- which classes go ----------------------------------------------------------------------------------------
 
     def _keep_what_matters(self) -> None:
-        for node in self.nodes:
+        elementwise = [n for n, name in self.graph.names.items() if name in self.graph.scattered and self.has(name)]
+        for node in [*self.nodes, *elementwise]:
             atoms, zero, live = (x if isinstance(x, list) else [x] for x in (
                 self.graph.look(node), self.flow.zero_of(node), self.flow.live_of(node)))  # fmt: skip
             for a, z, m in zip(atoms, zero, live, strict=True):
@@ -186,8 +189,11 @@ class Plan:
         coming, arriving = ~self.lost(inner), ~self.lost(outer)
         changed = self._keep(outer[coming]) if bool((coming & ~arriving).any()) else False
         alone = arriving & ~coming
-        if alone.any() and not self._movable(pad.outer):
-            changed |= self._keep(inner[alone])
+        if alone.any() and node not in self.graph.rewired and not self._movable(pad.outer):
+            if self.graph.is_module(node):
+                self.graph.rewired.add(node)
+            else:
+                changed |= self._keep(inner[alone])
         return changed
 
     # -- the order of what stays ---------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ class Plan:
         """Where a shortcut carries over fewer channels than stay in its place: what is carried comes first."""
         for node in self.nodes:
             pad = self.graph.pads.get(node)
-            if pad is None:
+            if pad is None or node in self.graph.rewired:
                 continue
             kept = ~self.lost(pad.outer)
             carried = pad.source >= 0
@@ -229,6 +235,14 @@ class Plan:
                 rest = [i for i in kept.nonzero().flatten().tolist() if i not in {*front, *middle}]
                 for rank, i in enumerate([*front, *middle, *rest]):
                     self.rank[int(self.graph.classes[pad.outer[i]])] = rank
+
+    def arrangement(self, node: fx.Node) -> list[int]:
+        """For every channel that stays of a rewired padding, its place in what the unchanged code makes."""
+        pad = self.graph.pads[node]
+        first = int((pad.source >= 0).nonzero()[0])
+        come = {int(p): first + i for i, p in enumerate(self.stays(pad.inner))}
+        behind = first + len(come) if first == 0 else 0
+        return [come.get(int(pad.source[i]), behind) for i in self.stays(pad.outer)]
 
     def amounts(self, node: fx.Node) -> tuple[int, int]:
         """How many channels a padding adds now, before and after."""
@@ -246,12 +260,17 @@ class Plan:
         else:
             shape, atoms = shape_of(node), self.graph.look(node)
         sizes = list(shape)
-        for d in varying(atoms):
-            others = [e for e in range(atoms.ndim) if e != d]
-            lost = self.lost(atoms)
-            gone = lost.amin(others) if others else lost
-            sizes[d] = int((~gone).sum())
+        for d, stays in self.places(atoms).items():
+            sizes[d] = len(stays)
         return torch.Size(sizes)
+
+    def places(self, atoms: Tensor) -> dict[int, Tensor]:
+        """For every axis that channels lie along, the positions that stay, in their new order."""
+        axes = varying(atoms)
+        if len(axes) == 1:
+            return {axes[0]: self.stays(atoms.flatten())}
+        lost = self.lost(atoms)
+        return {d: (~lost.amin([e for e in axes if e != d]).flatten()).nonzero().flatten() for d in axes}
 
     def cuts(self) -> dict[str, Cut]:
         """What stays of every parameter and buffer that loses something or is put in another order."""
@@ -265,29 +284,22 @@ class Plan:
             if self.has(name) and not torch.equal(index, torch.arange(len(atoms))):
                 cut(name).index[axis] = index
         for name, atoms in self.graph.scattered.items():
-            for d in varying(atoms):
-                others = [e for e in range(atoms.ndim) if e != d]
-                first = atoms.permute(d, *others).reshape(atoms.shape[d], -1)
-                index = (~self.lost(first).all(1)).nonzero().flatten()
-                if self.has(name) and len(index) < atoms.shape[d]:
-                    cut(name).index[d] = index if others else self.stays(first[:, 0])
-        for name, g in self.graph.grouped.items():
-            if self.has(name):
-                self._cut_groups(name, cut)
+            for d, index in self.places(atoms).items() if self.has(name) else ():
+                if not torch.equal(index, torch.arange(atoms.shape[d])):
+                    cut(name).index[d] = index
+        for name in self.graph.grouped:
+            if self.has(name) and (columns := self._columns(name)) is not None:
+                cut(name).columns, cut(name).groups = columns, self.groups(name)
         return {name: c for name, c in found.items() if c.index or c.columns is not None}
 
-    def _cut_groups(self, name: str, cut: object) -> None:
+    def _columns(self, name: str) -> Tensor | None:
+        """Of a convolution in groups, the columns that stay in each row that does."""
         g = self.graph.grouped[name]
         rows, columns = (g.inner, g.outer) if g.transposed else (g.outer, g.inner)
-        there = [~self.lost(side).view(g.groups, -1) for side in (rows, columns)]
-        if bool(there[0].all()) and bool(there[1].all()):
-            return
-        chosen = [
-            there[1][i].nonzero().flatten()
-            for i in range(g.groups)
-            for _ in range(int(there[0][i].sum()))
-        ]  # fmt: skip
-        cut(name).columns = torch.stack(chosen)  # type: ignore[operator]
+        there, left = (~self.lost(side).view(g.groups, -1) for side in (rows, columns))
+        if bool(there.all()) and bool(left.all()):
+            return None
+        return torch.stack([left[i].nonzero().flatten() for i in range(g.groups) for _ in range(int(there[i].sum()))])
 
     def groups(self, name: str) -> int:
         """How many groups a convolution has afterwards."""
@@ -305,7 +317,11 @@ class Plan:
                 axes = varying(self.graph.look(node))
             if isinstance(rule, GroupNorm) and kind != "GroupNorm":
                 axes = varying(self.graph.look(node))
-            if axes and any(self.lost(a).any() for x in (node, *self.graph.inputs(node)) for a in self._tensors(x)):
+            if (
+                axes
+                and node not in self.graph.rewired
+                and any(self.lost(a).any() for x in (node, *self.graph.inputs(node)) for a in self._tensors(x))
+            ):
                 found.append(node)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -127,7 +127,7 @@ def _costs(graph: Graph, plan: Plan | None) -> dict[str, int]:
 
 
 def _macs(graph: Graph, plan: Plan | None, node: fx.Node) -> int:
-    shape = plan.shape if plan is not None else shape_of
+    shape: Callable[[fx.Node], torch.Size] = plan.shape if plan is not None else shape_of
     rule, call = graph.rules[node], graph.calls[node]
     out = shape(node)
     if isinstance(rule, Attention):

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx, nn
 
-from dessilbi.surgery.nodes import name_of, owner, shape_of, varying
+from dessilbi.surgery.nodes import call_of, name_of, nodes_in, owner, shape_of, varying
 from dessilbi.surgery.plan import Cut, Plan
 from dessilbi.surgery.rules import Affine, GroupNorm, Movement
+
+
+class Rearranged(nn.Module):
+    """A module, and its output's channels in another order: some twice, some not at all."""
+
+    where: Tensor
+
+    def __init__(self, module: nn.Module, index: Sequence[int], axis: int) -> None:
+        super().__init__()
+        self.module = module
+        self.index = tuple(index)
+        self.axis = axis
+        self.register_buffer("where", torch.tensor(self.index), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.module(x)
+        return y.index_select(self.axis, self.where)
 
 
 def resize(model: nn.Module, plan: Plan, cuts: Mapping[str, Cut], *, adapt: bool) -> None:
@@ -21,15 +38,15 @@ def resize(model: nn.Module, plan: Plan, cuts: Mapping[str, Cut], *, adapt: bool
     numbers = _numbers(plan) if adapt else []
     for block in plan.blocks:
         model.set_submodule(block.path, block.replacement(model))
-    moved = {}
-    for block in plan.blocks:
-        for child in block.children:
-            moved[f"{block.path}.{child}"] = f"{block.path}.{child}"
     for path, old, new in numbers:
         module = model.get_submodule(path)
         for name, value in vars(module).items():
             if type(value) is int and value == old:
                 setattr(module, name, new)
+    for node in plan.nodes:
+        if node in plan.graph.rewired:
+            path, axis = owner(node)[0], varying(plan.graph.look(node))[0]
+            model.set_submodule(path, Rearranged(model.get_submodule(path), plan.arrangement(node), axis))
     made: dict[int, Tensor] = {}
     for path, module in model.named_modules():
         for kind in (module._parameters, module._buffers):
@@ -91,7 +108,7 @@ def _numbers(plan: Plan) -> list[tuple[str, int, int]]:
         rule, graph = plan.graph.rules[node], plan.graph
         pairs: list[tuple[int, int]] = []
         if node in graph.pads:
-            pads = [p for p in graph.calls[node]["pad"]]
+            pads = list(graph.calls[node]["pad"])
             d = varying(graph.look(node))[0]
             at = 2 * (len(shape_of(node)) - 1 - d)
             pairs = list(zip(pads[at : at + 2], plan.amounts(node), strict=True))
@@ -108,28 +125,70 @@ def _numbers(plan: Plan) -> list[tuple[str, int, int]]:
     return list(dict.fromkeys(found))
 
 
+def harden(plan: Plan, nodes: Iterable[fx.Node]) -> None:
+    """Take note of operators whose sizes cannot be changed: only the order of what a padding leaves can."""
+    graph = plan.graph
+    for node in nodes:
+        (graph.rewired if node in graph.pads and graph.is_module(node) else graph.hard).add(node)
+
+
 def mismatched(plan: Plan, model: nn.Module, inputs: object) -> list[fx.Node]:
     """The suspects at which the narrower network does not do what the plan says."""
     from dessilbi.surgery.graph import traced
 
     suspects = plan.suspects()
     try:
-        nodes, _ = traced(model, inputs)  # type: ignore[arg-type]
+        nodes = [n for n in traced(model, inputs)[0] if owner(n)[1] != Rearranged.__name__]  # type: ignore[arg-type]
     except ValueError:
         return suspects
     if len(nodes) != len(plan.nodes):
         return suspects
     for old, new in zip(plan.nodes, nodes, strict=True):
-        if name_of(old) != name_of(new) or not _same_shape(plan, old, new):
+        if name_of(old) != name_of(new) or not _as_planned(plan, old, new):
             before = plan.nodes[: plan.nodes.index(old) + 1]
             return [old] if old in suspects else [n for n in suspects if n in before]
     return []
 
 
-def _same_shape(plan: Plan, old: fx.Node, new: fx.Node) -> bool:
-    value = new.meta.get("val")
-    if isinstance(value, (list, tuple)):
-        return all(
-            not isinstance(v, Tensor) or plan.shape(old, i) == v.shape for i, v in enumerate(value)
-        )  # fmt: skip
-    return not isinstance(value, Tensor) or plan.shape(old) == value.shape
+def _as_planned(plan: Plan, old: fx.Node, new: fx.Node) -> bool:
+    """Whether an operator of the narrower network has the shape, and moves the channels, that the plan says."""
+    graph, value = plan.graph, new.meta.get("val")
+    if old in graph.rewired:
+        return True
+    shapes = enumerate(value) if isinstance(value, (list, tuple)) else [(0, value)]
+    if not all(not isinstance(v, Tensor) or plan.shape(old, i) == v.shape for i, v in shapes):
+        return False
+    call = call_of(new, lambda n: n)
+    if old in graph.pads:
+        at = 2 * (len(shape_of(old)) - 1 - varying(graph.look(old))[0])
+        return tuple(call["pad"][at : at + 2]) == plan.amounts(old)
+    rule = graph.rules[old]
+    if not isinstance(rule, Movement) or rule.touched(graph, old) is None or graph.maps[old] is None:
+        return True
+    offset, places = 0, {}
+    for x in rule.sources(graph, old):
+        atoms = graph.look(x)
+        place = torch.arange(offset, offset + atoms.numel()).view(atoms.shape)
+        places[x] = _narrowed(plan, place, atoms).expand(plan.shape(x))
+        offset += atoms.numel()
+    same = dict(zip(nodes_in(call), nodes_in(graph.calls[old]), strict=True))
+    moved = rule.move(
+        new, fx.node.map_arg(call, lambda n: places[same[n]] if same[n] in places else graph.constant(same[n]))
+    )
+    several = isinstance(moved, list)
+    return all(
+        torch.equal(m, _narrowed(plan, was, atoms).expand(m.shape))
+        for m, was, atoms in zip(
+            moved if several else [moved],
+            graph.maps[old] if several else [graph.maps[old]],
+            graph.look(old) if several else [graph.look(old)],
+            strict=True,
+        )
+    )
+
+
+def _narrowed(plan: Plan, x: Tensor, atoms: Tensor) -> Tensor:
+    """What stays of a tensor that goes with these atoms."""
+    for d, index in plan.places(atoms).items():
+        x = x.index_select(d, index)
+    return x

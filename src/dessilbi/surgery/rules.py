@@ -43,8 +43,10 @@ class Rule:
 
     def link(self, g: Graph, n: fx.Node) -> None:
         for x in g.inputs(n):
-            for atoms in _list(g.look(x)):
-                if atoms.any():
+            for atoms in _list(g.present(x)):
+                if x in g.names:
+                    g.pin(atoms)
+                elif atoms.any():
                     g.block(n, atoms)
         g.atoms[n] = fixed(n)
 
@@ -197,10 +199,14 @@ class Reduction(Rule):
             g.pin(atoms)
             g.atoms[n] = fixed(n)
             return
-        if any(d in axes for d in varying(atoms)):
-            if name_of(n) != "sum" or len(varying(atoms)) > 1:
+        lost = [d for d in varying(atoms) if d in axes]
+        if lost and len(lost) == len(varying(atoms)):
+            if name_of(n) != "sum":
                 g.pin(atoms)
             atoms = torch.zeros([1] * atoms.ndim, dtype=torch.long)
+        for d in lost:  # summed over something that is not the channels, which then lose the same everywhere
+            g.tie(atoms, atoms.narrow(d, 0, 1))
+            atoms = atoms.narrow(d, 0, 1)
         g.atoms[n] = atoms.reshape([s for d, s in enumerate(atoms.shape) if self.keeps(g, n) or d not in axes])
 
     def axes(self, g: Graph, n: fx.Node) -> list[int]:
@@ -250,7 +256,7 @@ class Binary(Rule):
         if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
             g.atoms[n] = aligned(g.look(a if isinstance(a, fx.Node) else b), ndim)
             return
-        x, y = aligned(g.look(a), ndim), aligned(g.look(b), ndim)
+        x, y = (aligned(self._met(g, v, other, ndim), ndim) for v, other in ((a, b), (b, a)))
         free_x, free_y = blank(a, ndim, varying(y)), blank(b, ndim, varying(x))
         if not (free_x and varying(y)) and not (free_y and varying(x)):
             g.tie(x, y)
@@ -260,6 +266,15 @@ class Binary(Rule):
             PINNED.link(g, n)
             return
         g.atoms[n] = min(fit, key=lambda v: (len(varying(v)), not v.any()))
+
+    def _met(self, g: Graph, v: fx.Node, other: fx.Node, ndim: int) -> Tensor:
+        """The atoms of an operand; a parameter that meets no channels gets none."""
+        met = [0] if other in g.names else varying(aligned(g.look(other), ndim))
+        if v in g.names and (not met or (other not in g.names and blank(v, ndim, met))):
+            atoms: Tensor = g.present(v)
+            return atoms.reshape([1] * len(shape_of(v))) if atoms.numel() == 1 else atoms
+        atoms = g.look(v)
+        return atoms
 
     def _fits(self, node: fx.Node, n: fx.Node, x: Tensor, y: Tensor) -> bool:
         """Whether an operand is broadcast along no axis that channels lie along."""
@@ -443,7 +458,7 @@ class Norm(Rule):
         if n in f.graph.pinned:
             return no(f.graph.atoms[n])
         flat, clean = self._off(f, n)
-        zero = f.zero_of(f.graph.calls[n]["input"])
+        zero: Tensor = f.zero_of(f.graph.calls[n]["input"])
         return flat.expand(zero.shape) | (zero & clean)
 
     def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
@@ -633,7 +648,7 @@ class Movement(Rule):
             places[x] = self.spread(g, n, place, shape_of(x))
             offset += atoms.numel()
         try:
-            moved = self.move(g, n, places)
+            moved = self.move(n, fx.node.map_arg(g.calls[n], lambda x: places[x] if x in places else g.constant(x)))
         except (RuntimeError, TypeError, IndexError, NotImplementedError):
             Rule.link(self, g, n)
             g.maps[n] = None
@@ -655,14 +670,14 @@ class Movement(Rule):
     def spread(self, g: Graph, n: fx.Node, place: Tensor, shape: torch.Size) -> Tensor:
         return place.expand(shape)
 
-    def move(self, g: Graph, n: fx.Node, places: dict[fx.Node, Tensor]) -> Any:
-        call = fx.node.map_arg(g.calls[n], lambda x: places[x] if x in places else g.constant(x))
+    def move(self, n: fx.Node, call: dict[str, Any]) -> Any:
+        """The operator, executed: on numbers of positions in place of its inputs."""
         target: Any = n.target
         if name_of(n) in ("view", "_unsafe_view"):
             return call["self"].reshape(call["size"])
-        schema = target._schema
-        args = [call[a.name] for a in schema.arguments if not a.kwarg_only]
-        kwargs = {a.name: call[a.name] for a in schema.arguments if a.kwarg_only and call[a.name] is not None}
+        arguments = target._schema.arguments
+        args = [call[a.name] for a in arguments if not a.kwarg_only]
+        kwargs = {a.name: call[a.name] for a in arguments if a.kwarg_only and call[a.name] is not None}
         moved = target(*args, **kwargs)
         return list(moved) if isinstance(moved, (list, tuple)) else moved
 
@@ -697,13 +712,13 @@ class Movement(Rule):
         if name in ("flatten", "permute", "transpose", "t", "cat", "concat", "unsqueeze", "squeeze", "movedim", "stack",
                     "numpy_T", "swapaxes", "ravel"):  # fmt: skip
             return None
-        sizes = call.get("size", call.get("shape", call.get("sizes")))
+        sizes: Any = call.get("size", call.get("shape", call.get("sizes")))
         if name in ("view", "reshape", "_unsafe_view", "expand") and isinstance(sizes, (list, tuple)):
             first = len(shape_of(n)) - len(sizes)
-            return [d for d in varying(atoms) if sizes[d - first] != -1]
+            return [d for d in varying(atoms) if sizes[d - first] != -1] or None
         if name == "unflatten":
             first = call["dim"] % len(shape_of(g.inputs(n)[0]))
-            return [d for d in varying(atoms) if first <= d < first + len(sizes) and sizes[d - first] != -1]
+            return [d for d in varying(atoms) if first <= d < first + len(sizes) and sizes[d - first] != -1] or None
         if name in ("slice", "select", "narrow", "flip", "roll", "index_select"):
             ndim = len(shape_of(g.inputs(n)[0]))
             axes = call.get("dims", call.get("dim", 0))
@@ -821,6 +836,7 @@ _MOVEMENT = (
     "slice select narrow split split_with_sizes chunk unbind index index_select flip roll repeat repeat_interleave "
     "tile pixel_shuffle pixel_unshuffle channel_shuffle unfold stack ravel expand_as view_as reshape_as diagonal"
 )
+_AFFINE = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear"
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAME.split(), Unary(True)),
     **dict.fromkeys(_OTHER.split(), Unary(False)),
@@ -828,13 +844,12 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), Softmax()),
     **dict.fromkeys(_SPATIAL.split(), Spatial()),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "logsumexp", "max", "min", "norm"), Reduction()),
-    **dict.fromkeys(("add", "sub", "maximum", "minimum"), Binary("add")),
+    **dict.fromkeys(("add", "sub", "rsub", "maximum", "minimum"), Binary("add")),
     **dict.fromkeys(("mul", "multiply"), Binary("mul")),
     **dict.fromkeys(("div", "true_divide", "divide"), Binary("div")),
     **dict.fromkeys(_MOVEMENT.split(), Movement()),
     **dict.fromkeys(("cat", "concat", "concatenate"), Concatenation()),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"),
-                    Affine()),
+    **dict.fromkeys(_AFFINE.split(), Affine()),
     **dict.fromkeys(("batch_norm", "instance_norm"), Norm()),
     **dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()),
     **dict.fromkeys(("matmul", "mm", "bmm"), Matmul()),

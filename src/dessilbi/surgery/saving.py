@@ -8,6 +8,7 @@ surgery puts in are made from a list of names known here. Whatever else differs 
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,17 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi import files
+from dessilbi.surgery.resize import Rearranged
 from dessilbi.surgery.transition import Transition
 
 _KIND, _VERSION = "network", 1
 # What NumPy has no type for travels as integers of the same width.
 _AS_INTEGERS = {torch.bfloat16: torch.int16}
 
-_MADE: dict[str, Callable[[Mapping[str, Any]], nn.Module]] = {
-    "Identity": lambda numbers: nn.Identity(),
-    "ReLU": lambda numbers: nn.ReLU(),
-    "Sequential": lambda numbers: nn.Sequential(),
-    "Transition": lambda numbers: Transition(numbers["new_channels"], numbers["stride"], numbers["crop"]),
+# What surgery puts in a module's place.
+_MADE: dict[str, Callable[[nn.Module | None, Mapping[str, Any]], nn.Module]] = {
+    "Identity": lambda old, numbers: nn.Identity(),
+    "ReLU": lambda old, numbers: nn.ReLU(),
+    "Sequential": lambda old, numbers: nn.Sequential(OrderedDict(old.named_children() if old is not None else ())),
+    "Transition": lambda old, numbers: Transition(numbers["new_channels"], numbers["stride"], numbers["crop"]),
+    "Rearranged": lambda old, numbers: Rearranged(old or nn.Identity(), numbers["index"], numbers["axis"]),
 }
 
 
@@ -149,9 +153,7 @@ def _match(model: nn.Module, path: str, kind: str, numbers: Mapping[str, Any]) -
         if kind not in _MADE:
             found = "nothing" if module is None else f"a {type(module).__name__}"
             raise ValueError(f"{path} is a {kind} in the file, and {found} in the network")
-        made = _MADE[kind](numbers)
-        if kind == "Sequential" and module is not None:
-            made = nn.Sequential(dict_of(module))
+        made = _MADE[kind](module, numbers)
         model.set_submodule(path, made)
         return
     if type(module).__name__ != kind:
@@ -163,12 +165,6 @@ def _match(model: nn.Module, path: str, kind: str, numbers: Mapping[str, Any]) -
     for key, value in numbers.items():
         if own[key] != value:
             setattr(module, key, tuple(value) if isinstance(value, list) else value)
-
-
-def dict_of(module: nn.Module) -> Any:
-    from collections import OrderedDict
-
-    return OrderedDict(module.named_children())
 
 
 def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

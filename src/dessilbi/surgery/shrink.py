@@ -15,7 +15,7 @@ from dessilbi.selection import Selection
 from dessilbi.surgery import state
 from dessilbi.surgery.graph import Graph, Inputs, call_arguments
 from dessilbi.surgery.plan import Cut, Plan
-from dessilbi.surgery.resize import mismatched, resize
+from dessilbi.surgery.resize import harden, mismatched, resize
 from dessilbi.surgery.transition import leave_out
 
 
@@ -115,7 +115,7 @@ def fit(work: nn.Module, graph: Graph, example_inputs: Inputs) -> tuple[nn.Modul
             bad = mismatched(plan, small, example_inputs) if suspects else []
             if not bad:
                 return small, plan
-        graph.hard.update(bad)
+        harden(plan, bad)
 
 
 def values_of(model: nn.Module) -> dict[str, Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dessilbi.groups import Channels, Labels, Partition, Slices
+from dessilbi.groups import Channels, Labels, Partition, Slices, channels
 from dessilbi.selection import MaskHandle, in_force
 from dessilbi.surgery.plan import Cut
 
@@ -18,7 +19,7 @@ from dessilbi.surgery.plan import Cut
 def carry_masks(old: nn.Module, new: nn.Module, cuts: Mapping[str, Cut], gone: Set[str]) -> None:
     """Put what is in force on the old network, cut alike, in force on the new one."""
     named = dict(new.named_parameters())
-    pairs = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for name, p in old.named_parameters():
         mask = in_force(p)
         if mask is not None and name in named:
@@ -35,6 +36,8 @@ def move(optimizer: Optimizer, old: nn.Module, new: nn.Module, cuts: Mapping[str
 
     Nothing is changed if a parameter of the optimizer is not one of the network.
     """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     names = {id(p): name for name, p in old.named_parameters()}
     named = dict(new.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
@@ -76,36 +79,52 @@ def _partitions(
     """The partitions of the parameters that stay, for their new shapes."""
     if isinstance(group, (list, tuple)):
         mine = [group[i] for i in stays]
-        if any(isinstance(part, Channels) for part in mine):
-            return _joined(mine, olds, names, named, cuts)
-        return [
-            _partition(part, cuts.get(names[id(p)]), named[names[id(p)]]) for part, p in zip(mine, olds, strict=True)
-        ]
+        made = [_partition(x, cuts.get(names[id(p)])) for x, p in zip(mine, olds, strict=True)]
+        for coupling in {id(x.coupling): x.coupling for x in mine if isinstance(x, Channels)}.values():
+            members = [i for i, x in enumerate(mine) if isinstance(x, Channels) and x.coupling is coupling]
+            joined = _joined([mine[i] for i in members], [names[id(olds[i])] for i in members], named, cuts)
+            for i, part in zip(members, joined, strict=True):
+                made[i] = part
+        return tuple(made)
     if isinstance(group, Partition) and olds:
-        return _partition(group, cuts.get(names[id(olds[0])]), named[names[id(olds[0])]])
+        return _partition(group, cuts.get(names[id(olds[0])]))
     return group
 
 
-def _partition(part: Any, cut: Cut | None, new: Tensor) -> Any:
+def _partition(part: Any, cut: Cut | None) -> Any:
     if isinstance(part, Labels) and cut is not None:
         return Labels(torch.unique(cut(part.index), return_inverse=True)[1])
-    if isinstance(part, Slices) and part.fold > 1 and cut is not None and cut.columns is None:
-        raise ValueError(f"a group of kind {part.kind!r} over {part.fold} convolution groups cannot be cut along")
+    if isinstance(part, Slices) and part.fold > 1 and cut is not None and cut.groups is not None:
+        if cut.groups == 1:
+            return replace(part, fold=1, axes=tuple(a - 1 for a in part.axes if a))
+        return replace(part, fold=cut.groups)
     return part
 
 
 def _joined(
-    parts: list[Any], olds: list[Tensor], names: Mapping[int, str], named: Mapping[str, Tensor],
-    cuts: Mapping[str, Cut],
-) -> list[Any]:  # fmt: skip
-    from dessilbi.groups import channels
+    parts: list[Channels], names: list[str], named: Mapping[str, Tensor], cuts: Mapping[str, Cut]
+) -> list[Channels]:
+    """Channel groups over what stays of their tensors."""
+    index = [
+        part.index if name not in cuts else part.index[_filters_left(part, cuts[name])]
+        for part, name in zip(parts, names, strict=True)
+    ]
+    numbers = torch.unique(torch.cat(index), return_inverse=True)[1].split([len(i) for i in index])
+    shapes = [named[name].shape for name in names]
+    filters = [_partition(part.filters, cuts.get(name)) for part, name in zip(parts, names, strict=True)]
+    return channels(zip(shapes, filters, numbers, strict=True))
 
-    members = []
-    for part, p in zip(parts, olds, strict=True):
-        cut, new = cuts.get(names[id(p)]), named[names[id(p)]]
-        axis = part.filters.axes[0]
-        index = part.index if cut is None or axis not in cut.index else part.index[cut.index[axis]]
-        members.append((new.shape, part.filters, index))
-    numbers = torch.unique(torch.cat([index for _, _, index in members]), return_inverse=True)[1]
-    split = numbers.split([len(index) for _, _, index in members])
-    return list(channels([(s, f, i) for (s, f, _), i in zip(members, split, strict=True)]))
+
+def _filters_left(part: Channels, cut: Cut) -> Tensor:
+    """Which of a tensor's filters are still there, in their order."""
+    filters = part.filters
+    if isinstance(filters, Slices) and filters.fold == 1:
+        everything = torch.arange(part.shape[filters.axes[0]])
+        return cut.index.get(filters.axes[0], everything)
+    # In groups no channels change places: the filters' numbers, cut like the tensor, come out in order.
+    numbers = torch.empty(part.shape)
+    view = filters.split(numbers)
+    like = filters.norms(view)
+    view.copy_(filters.spread(torch.arange(float(like.numel())).view(like.shape)))
+    left: Tensor = cut(numbers).unique().long()
+    return left

@@ -584,15 +584,20 @@ def param_groups(
     conv: str | Partition | None = "filter",
     linear: str | Partition | None = "weight",
     exclude: Iterable[str | Tensor | nn.Module] = (),
+    example_inputs: Any = None,
 ) -> list[dict[str, Any]]:
     """Sort a model's parameters into param groups by the role they play.
 
     Args:
         model: any module.
-        conv: the group kind of convolution weights, transposed and grouped ones included.
+        conv: the group kind of convolution weights, transposed and grouped ones included. Beside the kinds of single
+            tensors there is "channel": filters of all layers that write the same channels, as those of a residual
+            stream do, are one group, with one norm and one decision. Without it few channels of a stream can ever be
+            removed, since all of its writers must be off at once.
         linear: the group kind of linear weights (the projections of attention layers count as linear).
         exclude: what is to be trained but not penalised: names ("fc", "features.0.weight"), parameters or modules. The
             output layer is a usual candidate when whole neurons are selected.
+        example_inputs: for `conv="channel"`, what the network is called with: a tensor, a tuple or a dict of arguments.
 
     Returns:
         Groups with `params`, `param_names` order and `group`: one for each kind, and a last one, `group=None`, for
@@ -603,11 +608,18 @@ def param_groups(
         raise ValueError("model has lazy layers without shapes yet: run one batch through it first")
     left_out = _excluded(model, exclude)
     kinds: dict[int, str | Partition | None] = {}
+    joint = conv == "channel"
     for module in model.modules():
-        for p, group in _weights(module, conv, linear):
+        for p, group in _weights(module, "filter" if joint else conv, linear):
             if id(p) not in left_out:
                 kinds.setdefault(id(p), group)
     groups: dict[Any, dict[str, Any]] = {}
+    if joint:
+        weights = {id(m.weight) for m in model.modules() if isinstance(m, (*_CONVS, *_TRANSPOSED))}
+        groups["channel"] = _channel_group(
+            model, example_inputs, {name: p for name, p in names.items() if id(p) in weights - left_out}, kinds
+        )
+        names = {name: p for name, p in names.items() if id(p) not in weights - left_out}
     for name, p in names.items():
         group = kinds.get(id(p))
         try:
@@ -618,6 +630,20 @@ def param_groups(
         entry["params"].append((name, p))
     unpenalised = groups.pop(None, None)
     return list(groups.values()) + ([unpenalised] if unpenalised else [])
+
+
+def _channel_group(
+    model: nn.Module, example_inputs: Any, params: dict[str, nn.Parameter], kinds: dict[int, Any]
+) -> dict[str, Any]:
+    """The param group of these convolution weights, their filters joined where they write the same channels."""
+    if example_inputs is None:
+        raise ValueError("conv='channel' follows the channels through the network: give example_inputs to call it with")
+    # Which channels are the same is known to surgery, which builds on this module: hence not before it is asked for.
+    from dessilbi.surgery.channels import channel_partitions
+
+    filters = {name: partition(kinds[id(p)], p.shape) for name, p in params.items()}
+    joined = channel_partitions(model, example_inputs, {n: part for n, part in filters.items() if part is not None})
+    return {"params": list(params.items()), "group": [joined[name] for name in params]}
 
 
 def _weights(

@@ -348,6 +348,8 @@ class Affine(Rule):
                 other = g.new(shape_of(n)[axis] if ins == 0 else shape_of(x)[axis])
                 inner_, outer_ = (held, other) if ins == 0 else (other, held)
                 g.grouped[name] = Grouped(groups, inner_, outer_, transposed=ins == 0)
+                if len(inner_) == len(outer_) == groups:
+                    g.tie(inner_, outer_)  # depthwise: a group is one channel, in and out
             g.tie(inner, g.grouped[name].inner)
             outer = g.grouped[name].outer
         if bias is not None:

@@ -1,6 +1,7 @@
 """What is measured, not how long it takes: times are checked only where they are made up."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -153,3 +154,10 @@ def test_a_row_that_was_not_measured():
     report = Latency("torch", "torch 2", "cpu", 1, 1, (Row("a", 1, 8, speed),))
     with pytest.raises(KeyError, match="'a' at batch 9"):
         report.row("a", 9)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux only")
+def test_as_many_cores_as_threads():
+    code = "import os; from dessilbi.latency import _stay; _stay(1); print(len(os.sched_getaffinity(0)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

@@ -56,7 +56,7 @@ def to_onnx(
     size = sum(t.numel() * t.element_size() for t in network.state_dict().values())
     if size > _PROTOBUF_LIMIT:
         raise ValueError(f"{file}: {size / 1e9:.1f} GB of weights; one ONNX file holds 2 GB: use torch.export instead")
-    args, kwargs, shapes = _exported_inputs(example)
+    args, kwargs, shapes = _exported_inputs(example, torch.export.Dim("batch"))
     with _quiet(), _one_line(file, "ONNX cannot take this network"):
         program = torch.onnx.export(
             network, args, kwargs=kwargs, dynamic_shapes=shapes, opset_version=opset, dynamo=True, verbose=False
@@ -101,7 +101,8 @@ def to_export(
 
 def exported(network: nn.Module, example_inputs: Any, name: str | os.PathLike[str]) -> bytes:
     """What `torch.export.save` writes of a network in eval mode; `name` is what an error calls it."""
-    args, kwargs, shapes = _exported_inputs(example_inputs)
+    # Without a name, which would stand for every size there is: kernels of a GPU have a largest one.
+    args, kwargs, shapes = _exported_inputs(example_inputs, torch.export.Dim.DYNAMIC)
     written = io.BytesIO()
     with _quiet(), _one_line(name, "torch.export cannot take this network"), torch.no_grad():
         torch.export.save(torch.export.export(network, args, kwargs, dynamic_shapes=shapes), written)
@@ -157,13 +158,12 @@ def _frozen(model: nn.Module) -> nn.Module:
     return copy.deepcopy(plain).eval()
 
 
-def _exported_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+def _exported_inputs(example_inputs: Any, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Positional and named arguments of two examples at least, and which of their dimensions vary."""
     size = inputs.batch_size(example_inputs)
     # A batch of one would be taken for a constant.
     args, kwargs = inputs.split(example_inputs) if size > 1 else inputs.random_like(example_inputs, 2)
     example: Any = args or kwargs
-    batch = torch.export.Dim("batch")
 
     def varies(value: Any) -> Any:
         return {0: batch} if inputs.batched(example, value) else None

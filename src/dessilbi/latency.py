@@ -101,7 +101,7 @@ def measure(
         example_inputs: a tensor, a tuple or a dict, batch first; they are redrawn for every batch size.
         backend: ``torch`` (the exported graph, run eagerly), ``torch-compile`` or ``onnxruntime``.
         rounds: how often each is timed.
-        threads: of the backend; by default all cores that this process may use.
+        threads: of the backend, each on a core of its own; by default all cores that this process may use.
         device: ``cpu``, or ``cuda`` for the two backends of torch.
 
     Warns where the control does not read 1.0 within 5 %: then something else keeps the machine busy.
@@ -223,6 +223,8 @@ _Loaded = Callable[[list[np.ndarray], dict[str, np.ndarray]], _Call]
 
 def _work(job: Mapping[str, Any]) -> dict[str, Any]:
     """Load every network, then time them at one batch size after the other."""
+    if job["device"] == "cpu":
+        _stay(job["threads"])
     load, version = (_onnxruntime if job["backend"] == "onnxruntime" else _torch)(job)
     networks: dict[str, _Loaded] = {name: load(file) for name, file in job["networks"].items()}
     samples = []
@@ -232,6 +234,21 @@ def _work(job: Mapping[str, Any]) -> dict[str, Any]:
         calls = {name: network(args, arrays) for name, network in networks.items()}
         samples.append(timing.interleave(calls, job["rounds"], device=job["device"]))
     return {"version": version, "samples": samples}
+
+
+def _stay(threads: int) -> None:
+    """Keep to as many cores as there are threads: two of the same network that wander differ by a fifth."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        try:
+            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            core = str(cpu)
+        cores.setdefault(core, cpu)
+    if threads < len(cores):
+        os.sched_setaffinity(0, list(cores.values())[:threads])
 
 
 def _onnxruntime(job: Mapping[str, Any]) -> tuple[Callable[[str], _Loaded], str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
     from dessilbi.path import NEVER, Path
     from dessilbi.selection import Selection, select
-    from dessilbi.surgery import Profile, load_shrunk, profile, save_shrunk, shrink
+    from dessilbi.surgery import Profile, complete, load_shrunk, profile, save_shrunk, shrink
     from dessilbi.threshold import TargetThreshold
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ _HOME = {
     "Selection": "selection",
     "select": "selection",
     "Profile": "surgery",
+    "complete": "surgery",
     "load_shrunk": "surgery",
     "profile": "surgery",
     "save_shrunk": "surgery",
@@ -47,6 +48,7 @@ __all__ = [
     "Selection",
     "Slices",
     "TargetThreshold",
+    "complete",
     "load_shrunk",
     "param_groups",
     "profile",

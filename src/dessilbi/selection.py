@@ -40,6 +40,8 @@ class Selection(Mapping[str, Tensor]):
             for the whole tensor.
         level: "weight", "filter" or "layer"; by default what the masks look like.
         source: where the selection comes from; plain data that goes into the file.
+        along: masks, of the parameter's shape, of what goes with the selected: normalisations that `masks` does not
+            find by itself. :func:`dessilbi.complete` finds them.
 
     Example:
         >>> sel = Selection({"conv1.weight": torch.tensor([True, False, True])})
@@ -48,9 +50,13 @@ class Selection(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, masks: Mapping[str, Tensor], level: str | None = None, source: Mapping[str, Any] | None = None
+        self,
+        masks: Mapping[str, Tensor],
+        level: str | None = None,
+        source: Mapping[str, Any] | None = None,
+        along: Mapping[str, Tensor] | None = None,
     ) -> None:
-        for name, mask in masks.items():
+        for name, mask in [*masks.items(), *(along or {}).items()]:
             if not isinstance(name, str):
                 raise TypeError(f"masks are named by the parameter's name, got {name!r} ({type(name).__name__})")
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
@@ -59,6 +65,7 @@ class Selection(Mapping[str, Tensor]):
         if level not in (None, *LEVELS):
             raise ValueError(f"level must be one of {', '.join(LEVELS)} or None, got {level!r}")
         self._masks = {name: mask.detach().clone() for name, mask in masks.items()}
+        self._along = {name: mask.detach().clone() for name, mask in (along or {}).items()}
         self._level = level or _level(self._masks)
         try:
             self._source: dict[str, Any] = json.loads(json.dumps(dict(source or {})))
@@ -110,6 +117,11 @@ class Selection(Mapping[str, Tensor]):
         return dict(self._source)
 
     @property
+    def along(self) -> dict[str, Tensor]:
+        """What goes with the selected; it does not count."""
+        return dict(self._along)
+
+    @property
     def keep(self) -> float:
         """The fraction of groups kept, of all tensors together."""
         total = sum(mask.numel() for mask in self.values())
@@ -142,7 +154,7 @@ class Selection(Mapping[str, Tensor]):
                 name = names[id(p)]
                 found[name] = found[name] & mask if name in found else mask
 
-        for name, mask in self.items():
+        for name, mask in [*self.items(), *self._along.items()]:
             if name not in named:
                 raise ValueError(f"the selection names {name!r}, which is no parameter of the model; {_some(named)}")
             p, mask = named[name], mask.to(named[name].device)
@@ -211,9 +223,10 @@ class Selection(Mapping[str, Tensor]):
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the selection, a bit an entry; an old file is replaced only when all is on disk."""
-        arrays = {f"{i}": np.packbits(mask.cpu().numpy().ravel()) for i, mask in enumerate(self.values())}
-        tensors = [{"name": name, "shape": list(mask.shape)} for name, mask in self.items()]
-        header = {"level": self.level, "source": self._source, "tensors": tensors}
+        masks = [*self.items(), *self._along.items()]
+        arrays = {f"{i}": np.packbits(mask.cpu().numpy().ravel()) for i, (_, mask) in enumerate(masks)}
+        tensors = [{"name": name, "shape": list(mask.shape)} for name, mask in masks]
+        header = {"level": self.level, "source": self._source, "tensors": tensors, "along": len(self._along)}
         files.save_arrays(file, "selection", _VERSION, arrays, header)
 
     @classmethod
@@ -221,10 +234,11 @@ class Selection(Mapping[str, Tensor]):
         """Read a selection."""
         arrays, header = files.load_arrays(file, "selection", _VERSION)
         try:
-            masks = {t["name"]: _unpack(arrays[f"{i}"], t["shape"]) for i, t in enumerate(header["tensors"])}
-            if len(masks) != len(header["tensors"]):
+            masks = [(t["name"], _unpack(arrays[f"{i}"], t["shape"])) for i, t in enumerate(header["tensors"])]
+            own = len(masks) - header["along"]
+            if len(dict(masks[:own])) != own:
                 raise ValueError("a name appears twice")
-            return cls(masks, header["level"], header["source"])
+            return cls(dict(masks[:own]), header["level"], header["source"], dict(masks[own:]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(file)}: damaged selection file ({error})") from None
 

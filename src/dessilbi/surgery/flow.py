@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,14 @@ class Flow:
     Args:
         graph: of the network.
         values: its parameters and buffers; what a selection leaves out is zero in them.
+        silencing: normalisations give nothing where they are given nothing: what of their scales and shifts must be
+            zero for that is collected in `silent`, as masks of what stays.
     """
 
-    def __init__(self, graph: Graph, values: Mapping[str, Tensor]) -> None:
+    def __init__(self, graph: Graph, values: Mapping[str, Tensor], silencing: bool = False) -> None:
         self.graph = graph
+        self.silencing = silencing
+        self.silent: dict[str, Tensor] = {}
         self._values = values
         self._used: dict[str, Tensor] = {}
         self._zero: dict[fx.Node, Any] = {}
@@ -71,6 +75,13 @@ class Flow:
                 else torch.zeros_like(atoms, dtype=torch.bool)
             )
         return self._live[node]
+
+    def silence(self, names: Iterable[str | None], off: Tensor) -> bool:
+        """Note that these scales and shifts are to be zero here; False if there is none, or nothing is collected."""
+        found = [name for name in names if name is not None] if self.silencing else []
+        for name in found:
+            self.silent[name] = self.silent.get(name, torch.ones_like(off)) & ~off
+        return len(found) == 2
 
     # -- what the rules tell -------------------------------------------------------------------------------------
 

@@ -136,14 +136,16 @@ def _macs(graph: Graph, plan: Plan | None, node: fx.Node) -> int:
     if isinstance(rule, Matmul):
         a, _ = rule.operands(graph, node)
         return out.numel() * shape(a)[-1]
-    x, name, _ = rule.parts(graph, node)  # type: ignore[attr-defined]
-    axis, groups = rule.channel_axis(graph, node), rule.groups(graph, node)  # type: ignore[attr-defined]
+    assert isinstance(rule, Affine)
+    x, name, _ = rule.parts(graph, node)
+    axis, groups = rule.channel_axis(graph, node), rule.groups(graph, node)
     if plan is not None and groups > 1:
         groups = plan.groups(str(name))
-    kernel = shape_of(call["weight"])[2:].numel() if "conv" in full_name(node) else 1
-    if rule.transposed(node) and kernel > 1:  # type: ignore[attr-defined]
-        return shape(x).numel() * (out[axis] // groups) * kernel
-    return out.numel() * (shape(x)[axis] // groups) * kernel
+    if "conv" not in full_name(node):
+        return out.numel() * shape(x)[axis]
+    kernel = shape_of(call["weight"])[2:].numel()
+    read, written = (out, shape(x)) if not rule.transposed(node) else (shape(x), out)
+    return read.numel() * (written[axis] // groups) * kernel
 
 
 def _layers(model: nn.Module, sizes: dict[str, int], costs: dict[str, int]) -> Iterable[Layer]:

@@ -106,7 +106,8 @@ def main() -> None:
         )
     print(f"{NAME}, {report.version}, {report.device}, {report.threads} threads, {datetime.date.today()}")
     print(table(report))
-    print("\n".join(verdict(report)))
+    if report.backend == "onnxruntime":
+        print("\n".join(verdict(report)))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as out:
             json.dump({"network": NAME, "date": str(datetime.date.today()), **report.to_dict()}, out, indent=1)

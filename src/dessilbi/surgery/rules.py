@@ -462,7 +462,7 @@ class Norm(Rule):
         flat, clean = self._off(f, n)
         call = f.graph.calls[n]
         zero: Tensor = f.zero_of(call["input"])
-        if f.silence((f.graph.names.get(call.get(part)) for part in ("weight", "bias")), channels(zero, n, 1)):
+        if f.silence((call.get("weight"), call.get("bias")), channels(zero, n, 1)):
             return flat.expand(zero.shape) | zero
         return flat.expand(zero.shape) | (zero & clean)
 
@@ -497,7 +497,7 @@ class GroupNorm(Rule):
         flat = torch.zeros(size, dtype=torch.bool) if call.get("weight") is None else f.value(
             f.graph.names[call["weight"]]) == 0  # fmt: skip
         inner = along(reduced(zero, _only(zero, 1), "all"), 1, size)
-        if f.silence((f.graph.names.get(call.get(part)) for part in ("weight", "bias")), inner):
+        if f.silence((call.get("weight"), call.get("bias")), inner):
             shift, flat = shift | inner, flat | inner
         whole = inner.view(call["num_groups"], -1).all(1, keepdim=True).expand(-1, size // call["num_groups"]).flatten()
         return reduced(onto(shift & (flat | whole), 1, zero.ndim), f.graph.atoms[n].shape, "all")

@@ -132,11 +132,10 @@ def test_inputs_that_do_not_fit_name_the_network():
         measure(two(), torch.randn(3, 9))
 
 
-def test_a_process_that_fails(monkeypatch, tmp_path):
+def test_a_process_that_fails(tmp_path):
     file = tmp_path / "job.json"
-    file.write_text(
-        json.dumps({"backend": "onnxruntime", "threads": 1, "networks": {"a": "nowhere.onnx"}, "inputs": []})
-    )
+    job = {"backend": "onnxruntime", "device": "cpu", "threads": 1, "networks": {"a": "nowhere.onnx"}, "inputs": []}
+    file.write_text(json.dumps(job))
     with pytest.raises(LatencyError, match="nowhere.onnx"):
         latency._in_its_own_process(file, 1)
 

@@ -88,6 +88,8 @@ class _Track:
     cut: Slices | None = None
     filters: Slices = ROWS
     codes: _Codes | None = None
+    # Of channel groups: which of the families of tensors that share groups, and the joint group of each filter.
+    joint: tuple[int, list[int]] | None = None
 
     def flips(self) -> Iterator[np.ndarray]:
         """The numbers of the groups that entered or left, at every point."""
@@ -170,6 +172,10 @@ class Path:
             self._tracks = fresh
         for name, p, part in attached:
             self._tracks[name].cut, self._tracks[name].filters = cut(part), lies.get(id(p), ROWS)
+        couplings = list(dict.fromkeys(part.coupling for _, _, part in attached if isinstance(part, Channels)))
+        for name, _, part in attached:
+            if isinstance(part, Channels):
+                self._tracks[name].joint = (couplings.index(part.coupling), part.index.tolist())
         self._attached, self._optimizer = attached, optimizer
         self._last = {
             name: (self.support(name) if self._records else torch.zeros_like(whole(optimizer.support(p)))).to(p.device)
@@ -247,6 +253,11 @@ class Path:
         """The kind of groups of a tensor."""
         return self._track(name).kind
 
+    def joint(self, name: str) -> tuple[int, Tensor] | None:
+        """Of groups that span tensors, the number of the family of tensors, and in it the group of each filter."""
+        joint = self._track(name).joint
+        return None if joint is None else (joint[0], torch.tensor(joint[1]))
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
         return self._track(name).shape
@@ -321,7 +332,7 @@ class Path:
                 arrays[f"{i}.codes"] = np.frombuffer(_deflate(track.codes.codes), dtype=np.uint8)
         tensors = [
             {"name": name, "kind": t.kind, "shape": t.shape, "groups": t.groups, "cut": _described(t.cut),
-             "filters": _described(t.filters), "top": None if t.codes is None else int(t.codes.top)}
+             "filters": _described(t.filters), "joint": t.joint, "top": None if t.codes is None else int(t.codes.top)}
             for name, t in self._tracks.items()
         ]  # fmt: skip
         files.save_arrays(file, "path", _VERSION, arrays, {"points": self._records, "tensors": tensors})
@@ -350,6 +361,11 @@ def _track(described: dict[str, Any], i: int, arrays: dict[str, np.ndarray]) -> 
         track.cut, track.filters = _slices(described["cut"]), _slices(described["filters"]) or ROWS
         if track.cut is not None and track.cut.count(track.shape) != groups:
             raise ValueError(f"{described['name']} has {groups} groups, not {track.cut.count(track.shape)}")
+    if described.get("joint") is not None:
+        family, numbers = described["joint"]
+        if len(numbers) != groups:
+            raise ValueError(f"{described['name']} has {len(numbers)} joint groups for {groups} filters")
+        track.joint = (int(family), [int(n) for n in numbers])
     if described.get("top") is not None:
         codes = np.frombuffer(zlib.decompress(arrays[f"{i}.codes"].tobytes()), dtype=np.uint8)
         if codes.size != groups or not 0 <= described["top"] < 1 << (31 - _DROPPED_BITS):

@@ -356,7 +356,7 @@ def select(
         path: the record of a run.
         at: an index into `path.points`. Without a target the selection is the support there; with one, the path is
             read up to there. (|V| of single weights is known at the last point only, and taken from there.)
-        keep: the fraction of groups to keep at most.
+        keep: the fraction of groups to keep at most; a group that spans tensors counts once.
         params, macs, latency: the most that the network may have and take when what is out has been removed:
             parameters, multiply-adds, seconds, as `cost` counts them.
         max_prune: the most that a tensor may lose: a fraction of its groups.
@@ -386,7 +386,7 @@ def select(
         return Selection(masks, level, source)
 
     if not given:
-        return selection([c.topped_up() for c in candidates])
+        return selection(_together(candidates, [c.topped_up() for c in candidates]))
     ((name, target),) = given.items()
     ranking = _Ranking(candidates)
     low, high = ranking.least, ranking.total
@@ -449,6 +449,7 @@ class _Candidate:
     shaped: Callable[[Tensor], Tensor]
     whole: bool = False
     floor: int = 0
+    joint: tuple[int, Tensor] | None = None
 
     @classmethod
     def of(cls, path: Path, name: str, index: int, level: str | None) -> _Candidate:
@@ -473,7 +474,7 @@ class _Candidate:
                 "path: take Selection.of(model, optimizer)"
             )
         if _is_mask(lie, track.filters):
-            return cls(name, entry, magnitude, support, _as_it_is, whole=lie.axes == ())
+            return cls(name, entry, magnitude, support, _as_it_is, whole=lie.axes == (), joint=path.joint(name))
         return cls(name, entry, magnitude, support, lambda chosen: _elementwise(chosen, lie, track.shape))
 
     @property
@@ -495,22 +496,55 @@ class _Candidate:
 _KNOWN = {"filter": ROWS, "neuron": ROWS, "input": Slices((1,), kind="input"), "layer": Slices((), kind="layer")}
 
 
+def _units(candidates: Sequence[_Candidate]) -> Tensor:
+    """All groups in a row; for each the place of the first of those that are decided on together."""
+    sizes = [c.groups for c in candidates]
+    places = torch.arange(sum(sizes))
+    families: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for c, mine in zip(candidates, places.split(sizes), strict=True):
+        if c.joint is not None:
+            families.setdefault(c.joint[0], []).append((c.joint[1], mine))
+    units = places.clone()
+    for members in families.values():
+        numbers, where = (torch.cat(x) for x in zip(*members, strict=True))
+        first = torch.full((int(numbers.max()) + 1,), len(places)).scatter_reduce_(0, numbers, where, "amin")
+        units[where] = first[numbers]
+    return units
+
+
+def _together(candidates: Sequence[_Candidate], chosen: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Groups that span tensors are kept in all of them if they are in one."""
+    units, kept = _units(candidates), torch.cat(list(chosen))
+    any_of = torch.zeros_like(kept)
+    any_of[units[kept]] = True
+    together: Sequence[Tensor] = any_of[units].split([c.groups for c in candidates])
+    return together
+
+
 class _Ranking:
-    """All groups in one order; those that the bounds of their tensors demand are in whatever the order says."""
+    """All groups in one order; those that the bounds of their tensors demand are in whatever the order says.
+
+    Groups that span tensors count once, and are in or out everywhere.
+    """
 
     def __init__(self, candidates: Sequence[_Candidate]) -> None:
         self._sizes = [c.groups for c in candidates]
-        self.total = sum(self._sizes)
+        units = _units(candidates)
+        alone = units == torch.arange(len(units))
+        self.total = int(alone.sum())
         order = _order(torch.cat([c.entry for c in candidates]), torch.cat([c.magnitude for c in candidates]))
-        place = torch.empty_like(order)
+        order = order[alone[order]]
+        place = torch.empty_like(units)
         place[order] = torch.arange(self.total)
-        demanded = torch.cat([
+        floors = [
             p <= p.kthvalue(c.floor).values if c.floor else torch.zeros_like(p, dtype=torch.bool)
-            for c, p in zip(candidates, place.split(self._sizes), strict=True)
-        ])  # fmt: skip
-        self.least = int(demanded.sum())
-        self._turn = torch.empty_like(order)
-        self._turn[order] = (~demanded[order]).cumsum(0)
+            for c, p in zip(candidates, place[units].split(self._sizes), strict=True)
+        ]
+        demanded = torch.cat([*_together(candidates, floors)])
+        self.least = int(demanded[alone].sum())
+        turn = torch.empty_like(units)
+        turn[order] = (~demanded[order]).cumsum(0)
+        self._turn = turn[units]
         self._turn[demanded] = 0
 
     def first(self, count: int) -> Sequence[Tensor]:

@@ -105,3 +105,31 @@ def test_a_stream_can_be_removed_where_filters_alone_would_not_agree():
 def test_example_inputs_are_asked_for():
     with pytest.raises(ValueError, match="conv='channel'.*example_inputs"):
         param_groups(create("resnet20"), conv="channel")
+
+
+def test_a_target_takes_joint_groups_whole_and_counts_them_once(tmp_path):
+    model = create("resnet20", widths=(4, 6, 8))
+    optimizer = DessiLBI(param_groups(model, conv="channel", linear=None, example_inputs=IMAGES), lr=0.1, lam=1e9)
+    path = Path(model, optimizer)
+    optimizer.zero_grad()
+    F.cross_entropy(model(IMAGES), torch.arange(4)).backward()
+    optimizer.step()
+    generator = torch.Generator().manual_seed(1)
+    squares = {}
+    for name, p in model.named_parameters():
+        if p.ndim == 4:
+            v = optimizer.dual(p).copy_(torch.randn(p.shape, generator=generator)).flatten(1).square().sum(1)
+            stage = name.partition(".")[0] if "conv2" in name else "layer1" if name == "conv1.weight" else name
+            for k in range(len(p)):
+                squares[stage, k] = squares.get((stage, k), 0.0) + float(v[k])
+    path.record(1)
+    path.save(tmp_path / "path")
+    best = sorted(squares, key=lambda key: -squares[key])[: len(squares) // 2]  # no group has entered: by norm alone
+    for source in (path, Path.load(tmp_path / "path")):
+        sel = select(source, keep=0.5, min_keep=0)
+        for name, mask in sel.items():
+            stage = name.partition(".")[0] if "conv2" in name else "layer1" if name == "conv1.weight" else name
+            assert mask.tolist() == [(stage, k) in best for k in range(len(mask))], name
+    bounded = select(path, keep=0.6, max_prune=0.5)
+    streams = [bounded[f"layer2.{i}.conv2.weight"] for i in range(3)]
+    assert all(torch.equal(mask, streams[0]) and mask.sum() >= 3 for mask in streams)

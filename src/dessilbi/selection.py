@@ -170,9 +170,9 @@ class Selection(Mapping[str, Tensor]):
                     f"the mask of {name} has shape {tuple(mask.shape)}, expected is {tuple(p.shape)}{entries}"
                 )
             add(p, _elementwise(mask, lie, p.shape) if p.ndim > 1 else mask)
-            for writer in writers.get(id(p), ()):
+            for writer, bias in writers.get(id(p), ()):
                 norm = norms.get(id(writer))
-                for follower in (writer.bias, *((norm.weight, norm.bias) if norm is not None else ())):
+                for follower in (bias, *((norm.weight, norm.bias) if norm is not None else ())):
                     add(follower, mask)
         return found
 
@@ -635,13 +635,18 @@ def _some(named: Mapping[str, Tensor]) -> str:
     return f"it has {', '.join(list(named)[:5])}{', …' if len(named) > 5 else ''}"
 
 
-def _writers(model: nn.Module) -> dict[int, list[nn.Module]]:
-    """The convolutions and linear layers by their weights."""
-    found: dict[int, list[nn.Module]] = {}
+def _writers(model: nn.Module) -> dict[int, list[tuple[nn.Module, Any]]]:
+    """The modules that write channels, and their biases, by their weights."""
+    found: dict[int, list[tuple[nn.Module, Any]]] = {}
     for module in model.modules():
-        for name, p in module.named_parameters(recurse=False):
-            if name == "weight" and isinstance(module, _WRITERS):
-                found.setdefault(id(p), []).append(module)
+        if isinstance(module, nn.MultiheadAttention) or type(module).__name__ == "HeadAttention":
+            weight, bias = module._parameters["in_proj_weight"], module._parameters["in_proj_bias"]
+        elif isinstance(module, _WRITERS):
+            weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+        else:
+            continue
+        if weight is not None:
+            found.setdefault(id(weight), []).append((module, bias))
     return found
 
 

@@ -23,6 +23,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from dessilbi.surgery import rules
+from dessilbi.surgery.attention import HeadAttention
 from dessilbi.surgery.nodes import (
     Blocked,
     Grouped,
@@ -71,6 +72,8 @@ class Graph:
         maps: of every movement of data, for each output position the position in its (concatenated) inputs, -1: none.
         axes: (parameter, axis) -> the atoms along it.
         scattered: parameters that take part elementwise -> their atoms, in their own shape.
+        attention: multi-head attentions that can lose heads, by their paths -> the width of a head.
+        rigid: modules whose code checks the sizes of their own weights.
         pinned: operators that need all of their inputs.
         hard: operators whose sizes turned out to be written into the network's code: what they meet stays.
         rewired: paddings of that kind that are a module of their own, whose output can be put in order.
@@ -92,6 +95,8 @@ class Graph:
     blocked: list[Blocked] = field(default_factory=list)
     rules: dict[fx.Node, rules.Rule] = field(default_factory=dict)
     classes: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
+    attention: dict[str, int] = field(default_factory=dict)
+    rigid: set[str] = field(default_factory=set)
     pinned: set[fx.Node] = field(default_factory=set)
     hard: set[fx.Node] = field(default_factory=set)
     rewired: set[fx.Node] = field(default_factory=set)
@@ -119,6 +124,11 @@ class Graph:
             ]
         }  # fmt: skip
         graph = cls(nodes, names, constants, nodes_in(returned.args), shapes)
+        for path, module in model.named_modules():
+            if HeadAttention.fits(module):
+                graph.attention[path] = int(module.head_dim)  # type: ignore[arg-type]
+            elif isinstance(module, nn.MultiheadAttention):
+                graph.rigid.add(path)
         graph._link()
         return graph
 
@@ -210,6 +220,11 @@ class Graph:
         path, _ = owner(node)
         return bool(path) and [n for n in self.nodes if inside(owner(n)[0], path)][-1] is node
 
+    def in_attention(self, node: fx.Node) -> bool:
+        """Whether an operator is one of a multi-head attention that can lose heads."""
+        path = owner(node)[0]
+        return any(inside(path, attention) for attention in self.attention)
+
     def block(self, node: fx.Node, atoms: Tensor) -> None:
         """An operator that is not known reads these."""
         self.blocked.append(Blocked(node, atoms))
@@ -233,8 +248,7 @@ def traced(model: nn.Module, example_inputs: Inputs) -> tuple[list[fx.Node], Exp
     log = logging.getLogger("torch._subclasses.fake_tensor")
     quiet, log.disabled = log.disabled, True  # what goes wrong is said below, once
     try:
-        with torch.no_grad():
-            program = torch.export.export(model, args, kwargs, strict=False)
+        program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(

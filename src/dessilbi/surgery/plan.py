@@ -15,9 +15,6 @@ from dessilbi.surgery.graph import FIXED, Graph
 from dessilbi.surgery.nodes import owner, shape_of, varying
 from dessilbi.surgery.rules import Affine, Concatenation, GroupNorm, Movement
 
-# Their code checks the sizes of its own weights.
-_RIGID_MODULES = ("MultiheadAttention",)
-
 
 @dataclass
 class Cut:
@@ -73,7 +70,7 @@ class Plan:
         self.gone[FIXED] = False
         self._keep_what_matters()
         for node in self.nodes:
-            if node in graph.hard or owner(node)[1] in _RIGID_MODULES:
+            if node in graph.hard or owner(node)[0] in graph.rigid:
                 for x in (node, *graph.inputs(node)):
                     for atoms in self._tensors(x):
                         self._keep(atoms)
@@ -310,18 +307,14 @@ class Plan:
         """Operators whose sizes may be written into the network's code, and that lose channels."""
         found = []
         for node in self.nodes:
-            rule = self.graph.rules[node]
+            if node in self.graph.rewired or self.graph.in_attention(node):
+                continue
+            rule, kind = self.graph.rules[node], owner(node)[1]
             axes = rule.touched(self.graph, node)
-            kind = owner(node)[1]
-            if isinstance(rule, Affine) and rule.groups(self.graph, node) > 1 and not kind.startswith("Conv"):
+            in_groups = isinstance(rule, Affine) and rule.groups(self.graph, node) > 1 and not kind.startswith("Conv")
+            if in_groups or (isinstance(rule, GroupNorm) and kind != "GroupNorm"):
                 axes = varying(self.graph.look(node))
-            if isinstance(rule, GroupNorm) and kind != "GroupNorm":
-                axes = varying(self.graph.look(node))
-            if (
-                axes
-                and node not in self.graph.rewired
-                and any(self.lost(a).any() for x in (node, *self.graph.inputs(node)) for a in self._tensors(x))
-            ):
+            if axes and any(self.lost(a).any() for x in (node, *self.graph.inputs(node)) for a in self._tensors(x)):
                 found.append(node)
         return found
 

@@ -16,7 +16,7 @@ from dessilbi.surgery.graph import Graph, Inputs, call_arguments
 from dessilbi.surgery.nodes import full_name, owner, shape_of
 from dessilbi.surgery.plan import Plan
 from dessilbi.surgery.rules import Affine, Attention, Matmul
-from dessilbi.surgery.shrink import cut_down, fit, masked_copy, values_of
+from dessilbi.surgery.shrink import check_network, cut_down, fit, masked_copy, values_of
 
 
 class Layer(NamedTuple):
@@ -41,6 +41,7 @@ class Profile:
     """
 
     def __init__(self, model: nn.Module, example_inputs: Inputs) -> None:
+        check_network(model)
         self._model, self._inputs = model, example_inputs
         self._graph = Graph.of(model, example_inputs)
         self._tried = False

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, fx, nn
 
+from dessilbi.surgery.attention import HeadAttention
 from dessilbi.surgery.nodes import call_of, name_of, nodes_in, owner, shape_of, varying
 from dessilbi.surgery.plan import Cut, Plan
 from dessilbi.surgery.rules import Affine, GroupNorm, Movement
@@ -47,6 +48,11 @@ def resize(model: nn.Module, plan: Plan, cuts: Mapping[str, Cut], *, adapt: bool
         if node in plan.graph.rewired:
             path, axis = owner(node)[0], varying(plan.graph.look(node))[0]
             model.set_submodule(path, Rearranged(model.get_submodule(path), plan.arrangement(node), axis))
+    for path, width in plan.graph.attention.items():
+        cut = cuts.get(f"{path}.in_proj_weight")
+        if cut is not None and 0 in cut.index:
+            heads = cut.index[0].view(3, -1, width)[0, :, 0] // width
+            model.set_submodule(path, HeadAttention.of(model.get_submodule(path), heads.tolist()))  # type: ignore[arg-type]
     made: dict[int, Tensor] = {}
     for path, module in model.named_modules():
         for kind in (module._parameters, module._buffers):
@@ -141,9 +147,10 @@ def mismatched(plan: Plan, model: nn.Module, inputs: object) -> list[fx.Node]:
         nodes = [n for n in traced(model, inputs)[0] if owner(n)[1] != Rearranged.__name__]  # type: ignore[arg-type]
     except ValueError:
         return suspects
-    if len(nodes) != len(plan.nodes):
+    olds, news = ([n for n in every if not plan.graph.in_attention(n)] for every in (plan.nodes, nodes))
+    if len(olds) != len(news):
         return suspects
-    for old, new in zip(plan.nodes, nodes, strict=True):
+    for old, new in zip(olds, news, strict=True):
         if name_of(old) != name_of(new) or not _as_planned(plan, old, new):
             before = plan.nodes[: plan.nodes.index(old) + 1]
             return [old] if old in suspects else [n for n in suspects if n in before]

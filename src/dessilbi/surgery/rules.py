@@ -332,11 +332,13 @@ class Affine(Rule):
         x, name, bias = self.parts(g, n)
         axis = self.channel_axis(g, n)
         atoms = g.look(x)
-        unusable = name is None or (bias is not None and g.names.get(bias) is None) or not only_along(atoms, axis)
-        if unusable or len(g.shapes[str(name)]) < 2:
+        if name is None or (bias is not None and bias not in g.names) or len(g.shapes[name]) < 2:
             PINNED.link(g, n)
             return
-        assert name is not None
+        for d in varying(atoms):
+            if d != axis:  # a channel goes at every place or at none
+                g.tie(atoms, atoms.narrow(d, 0, 1))
+                atoms = atoms.narrow(d, 0, 1)
         inner, groups = channels(atoms, x, axis), self.groups(g, n)
         ins, outs = (0, 1) if self.transposed(n) else (1, 0)
         if groups == 1:
@@ -860,7 +862,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("batch_norm", "instance_norm"), Norm()),
     **dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()),
     **dict.fromkeys(("matmul", "mm", "bmm"), Matmul()),
-    **dict.fromkeys(("argmax", "argmin", "topk", "sort"), PINNED),
+    **dict.fromkeys(("argmax", "argmin", "topk", "sort", "baddbmm"), PINNED),
     "addmm": Addmm(),
     "prelu": Prelu(),
     "pow": Power(),

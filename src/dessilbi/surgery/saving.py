@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi import files
+from dessilbi.surgery.attention import HeadAttention
 from dessilbi.surgery.resize import Rearranged
 from dessilbi.surgery.transition import Transition
 
@@ -24,12 +25,20 @@ _KIND, _VERSION = "network", 1
 # What NumPy has no type for travels as integers of the same width.
 _AS_INTEGERS = {torch.bfloat16: torch.int16}
 
+
+def _heads(old: nn.Module | None, heads: Sequence[int]) -> nn.Module:
+    if not isinstance(old, nn.MultiheadAttention):
+        raise ValueError(f"the file has attention heads where the network has a {type(old).__name__}")
+    return HeadAttention.of(old, heads)
+
+
 # What surgery puts in a module's place.
 _MADE: dict[str, Callable[[nn.Module | None, Mapping[str, Any]], nn.Module]] = {
     "Identity": lambda old, numbers: nn.Identity(),
     "ReLU": lambda old, numbers: nn.ReLU(),
-    "Sequential": lambda old, numbers: nn.Sequential(OrderedDict(old.named_children() if old is not None else ())),
+    "Sequential": lambda old, numbers: nn.Sequential(OrderedDict(old.named_children() if old else ())),
     "Transition": lambda old, numbers: Transition(numbers["new_channels"], numbers["stride"], numbers["crop"]),
+    "HeadAttention": lambda old, numbers: _heads(old, numbers["heads"]),
     "Rearranged": lambda old, numbers: Rearranged(old or nn.Identity(), numbers["index"], numbers["axis"]),
 }
 
@@ -91,8 +100,8 @@ def load_shrunk(file: str | os.PathLike[str], factory: Callable[[], nn.Module] |
         raise ValueError(f"{where}: damaged network file ({error})") from None
     model = _dense(where, name, options, factory)
     try:
-        for path, described in modules.items():
-            _match(model, path, described["type"], described["numbers"])
+        for path in modules:
+            _match(model, path, modules)
         _fill(model, tensors)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{where}: does not fit the network that its constructor makes: {error}") from None
@@ -143,8 +152,9 @@ def _tensor(array: np.ndarray, kind: str) -> Tensor:
     return t.view(dtype) if dtype in _AS_INTEGERS else t.to(dtype)
 
 
-def _match(model: nn.Module, path: str, kind: str, numbers: Mapping[str, Any]) -> None:
+def _match(model: nn.Module, path: str, modules: Mapping[str, Any]) -> None:
     """Give the module at a path the type and the numbers of the file."""
+    kind, numbers = modules[path]["type"], modules[path]["numbers"]
     try:
         module = model.get_submodule(path)
     except AttributeError:
@@ -154,6 +164,9 @@ def _match(model: nn.Module, path: str, kind: str, numbers: Mapping[str, Any]) -
             found = "nothing" if module is None else f"a {type(module).__name__}"
             raise ValueError(f"{path} is a {kind} in the file, and {found} in the network")
         made = _MADE[kind](module, numbers)
+        for name, _ in list(made.named_children()):
+            if f"{path}.{name}" not in modules:
+                delattr(made, name)
         model.set_submodule(path, made)
         return
     if type(module).__name__ != kind:

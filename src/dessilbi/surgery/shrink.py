@@ -68,6 +68,7 @@ def cut_down(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Shrunk
     """As `shrink`, with what is left of the selection."""
     if not isinstance(sel, Selection):
         raise TypeError(f"sel must be a Selection, got {type(sel).__name__}: write Selection({{name: mask}})")
+    check_network(model)
     training = {name: m.training for name, m in model.named_modules()}
     work, graph = masked_copy(model, sel, example_inputs)
     small, plan = fit(work, graph, example_inputs)
@@ -84,6 +85,12 @@ def cut_down(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Shrunk
     }  # fmt: skip
     gone = {name for name, _ in model.named_parameters(remove_duplicate=False)} - there
     return Shrunk(small, {name: mask for name, mask in masks.items() if not mask.all()}, cuts, gone)
+
+
+def check_network(model: object) -> None:
+    """Raise a TypeError if this is no network."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def masked_copy(model: nn.Module, sel: Selection, example_inputs: Inputs) -> tuple[nn.Module, Graph]:

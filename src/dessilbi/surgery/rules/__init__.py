@@ -1,0 +1,98 @@
+"""What operators do to channels: one small rule a family of operators.
+
+A rule answers three questions about a node:
+
+    link   how do the atoms of its inputs and parameters become those of its output, and what is tied together?
+    zero   where is the output zero, given where the inputs are, whatever else they hold?
+    live   which input positions matter, given the output positions that matter (and are not zero anyway)?
+
+`zero` goes forward through the network and `live` backward; a position that is zero or does not matter can go. All
+tensors of positions are compact: axes along which nothing changes have size one.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+from torch import Tensor, fx
+
+from dessilbi.surgery.nodes import in_place, name_of
+from dessilbi.surgery.rules.affine import Addmm, Affine, Embedding
+from dessilbi.surgery.rules.base import CONSTANT, PINNED, UNKNOWN, Rule, listed
+from dessilbi.surgery.rules.elementwise import Binary, Clamp, Power, Prelu, Softmax, Unary
+from dessilbi.surgery.rules.movement import Concatenation, Getitem, Movement, Padding
+from dessilbi.surgery.rules.norms import GroupNorm, LayerNorm, Norm
+from dessilbi.surgery.rules.products import Attention, Matmul
+from dessilbi.surgery.rules.spatial import Reduction, Spatial
+
+if TYPE_CHECKING:
+    from dessilbi.surgery.graph import Graph
+
+__all__ = ["Affine", "Attention", "Binary", "Concatenation", "GroupNorm", "Matmul", "Movement", "Rule", "find"]
+
+
+_SAME = (
+    "relu relu6 leaky_relu tanh gelu silu mish elu selu celu hardswish softsign softshrink hardshrink tanhshrink rrelu "
+    "abs neg negative sqrt square sin tan sinh asin atan asinh erf sign round floor ceil trunc frac nan_to_num dropout "
+    "feature_dropout alpha_dropout feature_alpha_dropout clone contiguous detach detach_copy alias to _to_copy type_as "
+    "float half double bfloat16 lift_fresh_copy positive expm1 log1p identity native_dropout dropout2d"
+)
+_OTHER = (
+    "sigmoid hardsigmoid softplus exp exp2 log log2 log10 cos cosh acos rsqrt reciprocal log_sigmoid logsigmoid erfc "
+    "eq ne lt le gt ge logical_not isnan isinf bitwise_not zeros_like ones_like full_like"
+)
+_SPATIAL = (
+    "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
+    "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d "
+    "upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d upsample_trilinear3d "
+    "upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+    "max_pool2d_with_indices"
+)
+_MOVEMENT = (
+    "view reshape _unsafe_view flatten unflatten permute transpose t numpy_T swapaxes movedim squeeze unsqueeze expand "
+    "slice select narrow split split_with_sizes chunk unbind index index_select flip roll repeat repeat_interleave "
+    "tile pixel_shuffle pixel_unshuffle channel_shuffle unfold stack ravel expand_as view_as reshape_as diagonal"
+)
+_AFFINE = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear"
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SAME.split(), Unary(True)),
+    **dict.fromkeys(_OTHER.split(), Unary(False)),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "hardtanh", "clip"), Clamp()),
+    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), Softmax()),
+    **dict.fromkeys(_SPATIAL.split(), Spatial()),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "logsumexp", "max", "min", "norm"), Reduction()),
+    **dict.fromkeys(("add", "sub", "rsub", "maximum", "minimum"), Binary("add")),
+    **dict.fromkeys(("mul", "multiply"), Binary("mul")),
+    **dict.fromkeys(("div", "true_divide", "divide"), Binary("div")),
+    **dict.fromkeys(_MOVEMENT.split(), Movement()),
+    **dict.fromkeys(("cat", "concat", "concatenate"), Concatenation()),
+    **dict.fromkeys(_AFFINE.split(), Affine()),
+    **dict.fromkeys(("batch_norm", "instance_norm"), Norm()),
+    **dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()),
+    **dict.fromkeys(("matmul", "mm", "bmm"), Matmul()),
+    **dict.fromkeys(("argmax", "argmin", "topk", "sort", "baddbmm"), PINNED),
+    "addmm": Addmm(),
+    "prelu": Prelu(),
+    "pow": Power(),
+    "group_norm": GroupNorm(),
+    "embedding": Embedding(),
+    "scaled_dot_product_attention": Attention(),
+    "pad": Padding(),
+    "constant_pad_nd": Padding(),
+    "getitem": Getitem(),
+}  # fmt: skip
+
+
+def find(g: Graph, n: fx.Node) -> Rule:
+    """The rule for a node."""
+    if n.target is operator.getitem:
+        return _RULES["getitem"]
+    reads, rule = g.inputs(n), _RULES.get(name_of(n), UNKNOWN)
+    value = n.meta.get("val")
+    whole = isinstance(value, Tensor) and not value.is_floating_point()  # indices and masks
+    if not reads or ((rule is UNKNOWN or whole) and not any(a.any() for x in reads for a in listed(g.present(x)))):
+        return CONSTANT
+    if in_place(n) and isinstance(g.rules.get(reads[0]), (Movement, Getitem)):
+        return UNKNOWN  # writing into a view changes what it is a view of
+    return rule

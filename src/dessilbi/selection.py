@@ -6,29 +6,25 @@ import json
 import math
 import os
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from dessilbi import files, sharding
-from dessilbi.groups import Partition, Slices
+from dessilbi.enforcement import MaskHandle
+from dessilbi.masks import elementwise, following_norms, is_mask, shard, writers_of
 from dessilbi.optim import DessiAdamW, DessiLBI
-from dessilbi.path import NEVER, ROWS, Path, _clean, _unwrap, cut, filters
+from dessilbi.path import ROWS, Path, _clean, _unwrap, cut, filters
+from dessilbi.ranking import Candidate, Ranking, together
 
 LEVELS = ("weight", "filter", "layer")
 
 _VERSION = 1
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
-_WRITERS = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 class Selection(Mapping[str, Tensor]):
@@ -83,8 +79,8 @@ class Selection(Mapping[str, Tensor]):
                 raise ValueError(f"the optimizer's parameter of shape {tuple(p.shape)} is not a parameter of the model")
             support = sharding.whole(optimizer.support(p))
             lie = cut(part) or part
-            if part.kind != "weight" and not _is_mask(lie, lies.get(id(p), ROWS)):
-                support = _elementwise(support, lie, p.shape)
+            if part.kind != "weight" and not is_mask(lie, lies.get(id(p), ROWS)):
+                support = elementwise(support, lie, p.shape)
             masks[names[id(p)]] = support
         return cls(masks, source={"from": "optimizer", "time": optimizer.time})
 
@@ -146,7 +142,7 @@ class Selection(Mapping[str, Tensor]):
         inner = _inner(model)
         named = {_clean(name): p for name, p in inner.named_parameters(remove_duplicate=False)}
         names = {id(p): _clean(name) for name, p in inner.named_parameters()}
-        writers, norms, lies = _writers(inner), _following_norms(inner), filters(inner)
+        writers, norms, lies = writers_of(inner), following_norms(inner), filters(inner)
         found: dict[str, Tensor] = {}
 
         def add(p: Any, mask: Tensor) -> None:
@@ -169,7 +165,7 @@ class Selection(Mapping[str, Tensor]):
                 raise ValueError(
                     f"the mask of {name} has shape {tuple(mask.shape)}, expected is {tuple(p.shape)}{entries}"
                 )
-            add(p, _elementwise(mask, lie, p.shape) if p.ndim > 1 else mask)
+            add(p, elementwise(mask, lie, p.shape) if p.ndim > 1 else mask)
             for writer, bias in writers.get(id(p), ()):
                 norm = norms.get(id(writer))
                 for follower in (bias, *((norm.weight, norm.bias) if norm is not None else ())):
@@ -204,7 +200,7 @@ class Selection(Mapping[str, Tensor]):
         """
         params = _named(model)
         pairs = [
-            (sharding.local(params[name].detach()), _shard(mask, params[name]))
+            (sharding.local(params[name].detach()), shard(mask, params[name]))
             for name, mask in self.masks(model).items()
         ]
         saved = [p.clone() for p, _ in pairs]
@@ -241,84 +237,6 @@ class Selection(Mapping[str, Tensor]):
             return cls(dict(masks[:own]), header["level"], header["source"], dict(masks[own:]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(file)}: damaged selection file ({error})") from None
-
-
-class MaskHandle:
-    """Keeps what a selection took out at zero until `remove()`, or the end of its `with`."""
-
-    def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        # As wide as the parameter and laid out like it, which is what makes the multiplication one launch.
-        self._masks = {id(p): torch.empty_like(p, requires_grad=False).copy_(mask) for p, mask in pairs}
-        self._alive = {id(p): weakref.ref(p, partial(self._forget, id(p))) for p, _ in pairs}
-        self._own: weakref.WeakKeyDictionary[Optimizer, _Own] = weakref.WeakKeyDictionary()
-        self._hook = register_optimizer_step_post_hook(self._after_step)
-        _HANDLES.add(self)
-
-    def mask(self, p: Tensor) -> Tensor | None:
-        """What of a parameter is kept, if it is one of those."""
-        alive = self._alive.get(id(p))
-        return self._masks[id(p)] != 0 if alive is not None and alive() is p else None
-
-    def remove(self) -> None:
-        """End it; the weights stay as they are and may move again."""
-        self._hook.remove()
-        self._masks.clear()
-        self._alive.clear()
-        self._own.clear()
-
-    def __enter__(self) -> MaskHandle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-    @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        own = self._own.get(optimizer)
-        if own is None or own.is_stale(optimizer):
-            own = self._own[optimizer] = _Own(optimizer, self._alive, self._masks)
-        for params, masks in own.batches:
-            torch._foreach_mul_(params, masks)
-
-    def _forget(self, key: int, _: object) -> None:
-        self._masks.pop(key, None)
-        self._alive.pop(key, None)
-        if not self._alive:
-            self.remove()
-
-
-_HANDLES: weakref.WeakSet[MaskHandle] = weakref.WeakSet()
-
-
-def in_force(p: Tensor) -> Tensor | None:
-    """What the selections that are applied to a parameter keep of it, together; None where there is none."""
-    masks = [mask for handle in _HANDLES if (mask := handle.mask(p)) is not None]
-    return torch.stack(masks).all(0) if masks else None
-
-
-class _Own:
-    """What of a selection one optimizer moves, as lists of one device and dtype."""
-
-    def __init__(self, optimizer: Optimizer, alive: dict[int, weakref.ref[Tensor]], masks: dict[int, Tensor]) -> None:
-        self.count = _count(optimizer)
-        sorted_by: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        every: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        for p in every:
-            if id(p) in alive and alive[id(p)]() is p:
-                mask = masks[id(p)] = masks[id(p)].to(p)  # the model may have been moved since
-                params, theirs = sorted_by.setdefault((p.device, p.dtype), ([], []))
-                params.append(p)
-                theirs.append(mask)
-        self.batches = list(sorted_by.values())
-
-    def is_stale(self, optimizer: Optimizer) -> bool:
-        return self.count != _count(optimizer) or any(
-            params[0].device != masks[0].device or params[0].dtype != masks[0].dtype for params, masks in self.batches
-        )
-
-
-def _count(optimizer: Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 # -- from a path -------------------------------------------------------------------------------------------------
@@ -370,7 +288,7 @@ def select(
     given = {name: value for name, value in targets.items() if value is not None}
     _check(given, max_prune, min_keep, level, cost)
     index = path._index(at)
-    candidates = [_Candidate.of(path, name, index, level) for name in path.names]
+    candidates = [Candidate.of(path, name, index, level) for name in path.names]
     for c in candidates:
         least = 0 if level == "layer" or c.whole else min_keep
         if max_prune is not None:
@@ -386,9 +304,9 @@ def select(
         return Selection(masks, level, source)
 
     if not given:
-        return selection(_together(candidates, [c.topped_up() for c in candidates]))
+        return selection(together(candidates, [c.topped_up() for c in candidates]))
     ((name, target),) = given.items()
-    ranking = _Ranking(candidates)
+    ranking = Ranking(candidates)
     low, high = ranking.least, ranking.total
     if name == "keep":
         count = int(target * high + 1e-6)
@@ -438,138 +356,6 @@ def _check(
                          "pass cost=profile(model, example_inputs)")  # fmt: skip
 
 
-@dataclass
-class _Candidate:
-    """The groups of one tensor, each a candidate."""
-
-    name: str
-    entry: Tensor
-    magnitude: Tensor
-    support: Tensor
-    shaped: Callable[[Tensor], Tensor]
-    whole: bool = False
-    floor: int = 0
-    joint: tuple[int, Tensor] | None = None
-
-    @classmethod
-    def of(cls, path: Path, name: str, index: int, level: str | None) -> _Candidate:
-        track = path._track(name)
-        entry, magnitude = path.entry(name).flatten(), path.magnitude(name, index).flatten()
-        support = path.support(name, index).flatten()
-        entry[(entry == NEVER) | (entry > index)] = torch.iinfo(entry.dtype).max
-        if track.kind == "weight":
-            if level in ("filter", "layer") and len(track.shape) > 1:
-                entry, magnitude, support = (_rows(x, track.filters, track.shape) for x in (entry, magnitude, support))
-                return cls(name, entry.amin(1), magnitude.norm(dim=1), support.any(1), _as_it_is)
-            return cls(name, entry, magnitude, support, lambda chosen: chosen.view(track.shape))
-        if level == "weight":
-            raise ValueError(
-                f"level='weight': {name} is recorded by groups of kind {track.kind!r}, not weight by weight; leave "
-                "level out, or record a run with param_groups(model, conv='weight', linear='weight')"
-            )
-        lie = track.cut or _KNOWN.get(track.kind)
-        if lie is None or lie.count(track.shape) != track.groups:
-            raise ValueError(
-                f"{name} is recorded by groups of kind {track.kind!r}, and how they lie in the tensor is not in the "
-                "path: take Selection.of(model, optimizer)"
-            )
-        if _is_mask(lie, track.filters):
-            return cls(name, entry, magnitude, support, _as_it_is, whole=lie.axes == (), joint=path.joint(name))
-        return cls(name, entry, magnitude, support, lambda chosen: _elementwise(chosen, lie, track.shape))
-
-    @property
-    def groups(self) -> int:
-        return self.entry.numel()
-
-    def topped_up(self) -> Tensor:
-        """The support, and the best of the others where it is smaller than the bound."""
-        missing = self.floor - int(self.support.sum())
-        if missing <= 0:
-            return self.support
-        order = _order(self.entry, self.magnitude)
-        chosen = self.support.clone()
-        chosen[order[~self.support[order]][:missing]] = True
-        return chosen
-
-
-# How groups lie of which a file of the first version tells the kind only.
-_KNOWN = {"filter": ROWS, "neuron": ROWS, "input": Slices((1,), kind="input"), "layer": Slices((), kind="layer")}
-
-
-def _units(candidates: Sequence[_Candidate]) -> Tensor:
-    """All groups in a row; for each the place of the first of those that are decided on together."""
-    sizes = [c.groups for c in candidates]
-    places = torch.arange(sum(sizes))
-    families: dict[int, list[tuple[Tensor, Tensor]]] = {}
-    for c, mine in zip(candidates, places.split(sizes), strict=True):
-        if c.joint is not None:
-            families.setdefault(c.joint[0], []).append((c.joint[1], mine))
-    units = places.clone()
-    for members in families.values():
-        numbers, where = (torch.cat(x) for x in zip(*members, strict=True))
-        first = torch.full((int(numbers.max()) + 1,), len(places)).scatter_reduce_(0, numbers, where, "amin")
-        units[where] = first[numbers]
-    return units
-
-
-def _together(candidates: Sequence[_Candidate], chosen: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Groups that span tensors are kept in all of them if they are in one."""
-    units, kept = _units(candidates), torch.cat(list(chosen))
-    any_of = torch.zeros_like(kept)
-    any_of[units[kept]] = True
-    together: Sequence[Tensor] = any_of[units].split([c.groups for c in candidates])
-    return together
-
-
-class _Ranking:
-    """All groups in one order; those that the bounds of their tensors demand are in whatever the order says.
-
-    Groups that span tensors count once, and are in or out everywhere.
-    """
-
-    def __init__(self, candidates: Sequence[_Candidate]) -> None:
-        self._sizes = [c.groups for c in candidates]
-        units = _units(candidates)
-        alone = units == torch.arange(len(units))
-        self.total = int(alone.sum())
-        order = _order(torch.cat([c.entry for c in candidates]), torch.cat([c.magnitude for c in candidates]))
-        order = order[alone[order]]
-        place = torch.empty_like(units)
-        place[order] = torch.arange(self.total)
-        floors = [
-            p <= p.kthvalue(c.floor).values if c.floor else torch.zeros_like(p, dtype=torch.bool)
-            for c, p in zip(candidates, place[units].split(self._sizes), strict=True)
-        ]
-        demanded = torch.cat([*_together(candidates, floors)])
-        self.least = int(demanded[alone].sum())
-        turn = torch.empty_like(units)
-        turn[order] = (~demanded[order]).cumsum(0)
-        self._turn = turn[units]
-        self._turn[demanded] = 0
-
-    def first(self, count: int) -> Sequence[Tensor]:
-        """The best so many, `least` ones at least: a decision for every group of every tensor."""
-        chosen: Sequence[Tensor] = (self._turn <= count - self.least).split(self._sizes)
-        return chosen
-
-
-def _order(entry: Tensor, magnitude: Tensor) -> Tensor:
-    """By entry, then by magnitude from the largest down, then as they come."""
-    order = magnitude.argsort(descending=True, stable=True)
-    return order[entry[order].argsort(stable=True)]
-
-
-def _rows(values: Tensor, lie: Slices, shape: Sequence[int]) -> Tensor:
-    """The elements of a tensor by filters: (filters, elements of each)."""
-    view = lie.split(values.view(tuple(shape)))
-    rest = [axis for axis in range(view.ndim) if axis not in lie.axes]
-    return view.permute(*lie.axes, *rest).reshape(lie.count(shape), -1)
-
-
-def _as_it_is(chosen: Tensor) -> Tensor:
-    return chosen
-
-
 # -- masks -------------------------------------------------------------------------------------------------------
 
 
@@ -579,21 +365,6 @@ def _level(masks: Mapping[str, Tensor]) -> str:
     return "weight" if all(mask.ndim > 1 for mask in masks.values()) else "filter"
 
 
-def _elementwise(decisions: Tensor, part: Partition, shape: Sequence[int]) -> Tensor:
-    """One decision a group, spread over the elements of the tensor."""
-    mask = torch.empty(tuple(shape), dtype=torch.bool, device=decisions.device)
-    view = part.split(mask)
-    if isinstance(part, Slices):
-        decisions = decisions.view([n if axis in part.axes else 1 for axis, n in enumerate(view.shape)])
-    view.copy_(part.spread(decisions))
-    return mask
-
-
-def _is_mask(part: Partition, lie: Slices) -> bool:
-    """Whether one decision a group is a mask as it is: one a filter, or one in all."""
-    return isinstance(part, Slices) and (part.axes == () or (part.axes, part.fold) == (lie.axes, lie.fold))
-
-
 def _unpack(packed: np.ndarray, shape: list[int]) -> Tensor:
     if not all(isinstance(n, int) and n >= 0 for n in shape) or packed.dtype != np.uint8:
         raise ValueError(f"a mask of shape {shape}")
@@ -601,17 +372,6 @@ def _unpack(packed: np.ndarray, shape: list[int]) -> Tensor:
     if packed.size != (count + 7) // 8:
         raise ValueError(f"{packed.size} bytes for a mask of shape {shape}")
     return torch.from_numpy(np.unpackbits(packed, count=count).astype(bool)).view(shape)
-
-
-def _shard(mask: Tensor, p: Tensor) -> Tensor:
-    """This rank's part of a mask."""
-    if not sharding.is_sharded(p):
-        return mask
-    from torch.distributed.tensor import distribute_tensor
-
-    # Every rank has the whole mask: no communication.
-    local: Tensor = distribute_tensor(mask, p.device_mesh, p.placements, src_data_rank=None).to_local()  # type: ignore[attr-defined]
-    return local
 
 
 # -- the model ---------------------------------------------------------------------------------------------------
@@ -633,41 +393,3 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 
 def _some(named: Mapping[str, Tensor]) -> str:
     return f"it has {', '.join(list(named)[:5])}{', …' if len(named) > 5 else ''}"
-
-
-def _writers(model: nn.Module) -> dict[int, list[tuple[nn.Module, Any]]]:
-    """The modules that write channels, and their biases, by their weights."""
-    found: dict[int, list[tuple[nn.Module, Any]]] = {}
-    for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention) or type(module).__name__ == "HeadAttention":
-            weight, bias = module._parameters["in_proj_weight"], module._parameters["in_proj_bias"]
-        elif isinstance(module, _WRITERS):
-            weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-        else:
-            continue
-        if weight is not None:
-            found.setdefault(id(weight), []).append((module, bias))
-    return found
-
-
-def _following_norms(model: nn.Module) -> dict[int, nn.Module]:
-    """For every convolution and linear layer that has one, the normalisation of its output."""
-    found: dict[int, nn.Module] = {}
-    for parent in model.modules():
-        writer: nn.Module | None = None
-        for child in parent.children():
-            if isinstance(child, _WRITERS):
-                writer = child
-            elif isinstance(child, _NORMS) and writer is not None:
-                if _normalised(child) == _channels(writer) and child.weight is not None:
-                    found[id(writer)] = child
-                writer = None
-    return found
-
-
-def _channels(module: nn.Module) -> int:
-    return int(module.out_features if isinstance(module, nn.Linear) else module.out_channels)  # type: ignore[arg-type]
-
-
-def _normalised(module: nn.Module) -> int:
-    return int(module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dessilbi.enforcement import MaskHandle, in_force
 from dessilbi.groups import Channels, Labels, Partition, Slices, channels
-from dessilbi.selection import MaskHandle, in_force
 from dessilbi.surgery.plan import Cut
 
 

@@ -23,6 +23,8 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Network and data": {
         "model": "One of `dessilbi models`, or your own: package.module:factory.",
         "model_options": "Argument of the network, such as widths=[4,8]; repeatable.",
+        "start": "Network and weights to start from: a file by save_shrunk.",
+        "mask": "What stays zero: a file of a Selection.",
         "data": "One of `dessilbi data`, or imagenet (folders train and val).",
         "data_root": "Folder of the data sets.",
         "crop": "Random crops, but of digits.",
@@ -72,6 +74,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Run folder": {
         "checkpoint_every": "Steps between checkpoints; none: one at the end of each epoch.",
         "keep_checkpoints": "How many checkpoints stay.",
+        "keep_epochs": "Epoch at whose end a checkpoint stays, to prune from; repeatable.",
         "tensorboard": "Write TensorBoard files into the run folder.",
     },
 }
@@ -157,7 +160,7 @@ def _option(name: str, hint: Any, default: Any) -> Callable[[_F], _F]:
     elif _is_mapping(inner):
         settings |= {"type": _Pair(), "multiple": True}
     elif get_origin(inner) in (tuple, list):
-        settings |= {"type": str, "multiple": True}
+        settings |= {"type": get_args(inner)[0], "multiple": True}
     else:
         kind = click.types.convert_type(inner) if not _choices(inner) else click.Choice(_choices(inner))
         settings["type"] = _OrNone(kind) if optional else kind

@@ -19,6 +19,10 @@ class Config:
     Args:
         model: a network of :func:`dessilbi.models.names`, or your own as ``package.module:factory``.
         model_options: further arguments of the network, such as ``{"widths": [4, 8, 60, 42]}``.
+        start: a file by :func:`dessilbi.save_shrunk`, in the run folder or elsewhere: the network, made from `model`,
+            and the weights to start from. The run folder keeps a copy.
+        mask: a file of a :class:`~dessilbi.Selection`, likewise: what it leaves out is zero from the first step to the
+            last.
         data: a data set of :func:`dessilbi.data.names`, or ``imagenet`` (folders ``train`` and ``val``).
         data_root: the folder of the data sets.
         crop: random crops with 4 pixels of padding, for the sets in colour; the digit-like sets (mnist, fashion-mnist,
@@ -50,12 +54,15 @@ class Config:
         fsdp: under torchrun, shard parameters and state (FSDP2) instead of copying them (DDP).
         checkpoint_every: steps between checkpoints; by default one at the end of every epoch.
         keep_checkpoints: how many of them stay.
+        keep_epochs: epochs at whose ends a checkpoint stays beside those, for pruning that starts from them.
         patience: stop after so many epochs without a better test accuracy. (It is then no longer a *test* accuracy.)
         tensorboard: write the metrics for TensorBoard too.
     """
 
     model: str = "lenet5"
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    start: str | None = None
+    mask: str | None = None
     data: str = "mnist"
     data_root: str = "data"
     crop: bool = True
@@ -101,6 +108,7 @@ class Config:
 
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    keep_epochs: tuple[int, ...] = ()
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -118,6 +126,10 @@ class Config:
         if self.precision == "fp16" and self.compile == "graph":
             raise ValueError("precision='fp16' cannot be captured in a CUDA graph (its loss scale is decided on the "
                              "host): take precision='bf16', or compile='none'")  # fmt: skip
+        if self.fsdp and self.mask is not None:
+            raise ValueError(
+                f"mask={self.mask!r} with fsdp=True: sharded parameters are not kept at zero; set fsdp=False"
+            )
         if self.ours and self.keep is not None and self.conv == "none" and self.linear == "none":
             raise ValueError(f"keep={self.keep!r} with conv='none' and linear='none': nothing is penalised; "
                              "choose what is to be sparse, such as conv='filter'")  # fmt: skip
@@ -204,6 +216,8 @@ _NAME: _Rule = (lambda x: bool(x.strip()), "a name, not empty")
 
 _RULES: dict[str, _Rule] = {
     "model": _NAME,
+    "start": _NAME,
+    "mask": _NAME,
     "data": _NAME,
     "optimizer": _NAME,
     "device": _NAME,
@@ -213,6 +227,7 @@ _RULES: dict[str, _Rule] = {
     "lr_every": _POSITIVE,
     "checkpoint_every": _POSITIVE,
     "keep_checkpoints": _POSITIVE,
+    "keep_epochs": (lambda x: all(epoch >= 1 for epoch in x), "epochs counted from 1"),
     "patience": _POSITIVE,
     "lr": _at_least(0),
     "lr_drop": _above(0),
@@ -230,6 +245,9 @@ _RULES: dict[str, _Rule] = {
     "clip": _above(0),
     "label_smoothing": (lambda x: 0 <= x < 1, "a number in [0, 1)"),
 }
+
+
+_LISTS = {tuple[str, ...]: "a list of names", tuple[int, ...]: "a list of whole numbers"}
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
@@ -250,12 +268,12 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         return value
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    if name == "exclude" and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
+    if kind in _LISTS and isinstance(value, (list, tuple)) and all(type(v) is choices[0] for v in value):
         return tuple(value)
     if name.endswith("_options") and isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: _plain(name, v) for k, v in value.items()}
     need = {bool: "true or false", str: "a string", int: "a whole number", float: "a number"}.get(
-        kind, "a list of names" if name == "exclude" else "a table of names and values"
+        kind, _LISTS.get(kind, "a table of names and values")
     )
     raise ValueError(f"{name}={value!r}: must be {need}, not {type(value).__name__}")
 

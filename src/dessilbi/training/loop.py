@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dessilbi import files
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.selection import Selection
 from dessilbi.threshold import TargetThreshold
@@ -31,7 +32,7 @@ from dessilbi.training.writer import Writer
 # On an accelerator the losses are looked at every so many steps: looking waits for the device.
 _LOOK_EVERY = 200
 # What may differ when a run is resumed elsewhere: it does not enter the numbers.
-_PLACE = ("data_root", "device", "workers", "tensorboard", "checkpoint_every", "keep_checkpoints")
+_PLACE = ("data_root", "device", "workers", "tensorboard", "checkpoint_every", "keep_checkpoints", "keep_epochs")
 
 
 class TrainingDiverged(RuntimeError):
@@ -85,9 +86,10 @@ def train(
     try:
         reporter = Reporter(progress if world.first else None)
         with Interrupts() as interrupts, _tuned(world.device):
-            session = _Session(config, world, reporter, interrupts)
-            session.enter(folder, resume, overwrite, command)
-            summary = session.go()
+            session = _Session(config, world, reporter, interrupts, Run(folder, config), resume)
+            with session.mask or contextlib.nullcontext():
+                session.enter(resume, overwrite, command)
+                summary = session.go()
             world.wait()  # who leaves first cuts off the others in the middle of a word
             return summary
     finally:
@@ -122,12 +124,19 @@ def _tuned(device: torch.device) -> Iterator[None]:
 class _Session:
     """A run in this process: what is built from the configuration, and how far it has come."""
 
-    def __init__(self, config: Config, world: World, reporter: Reporter, interrupts: Interrupts) -> None:
+    def __init__(
+        self, config: Config, world: World, reporter: Reporter, interrupts: Interrupts, run: Run, resume: bool
+    ) -> None:
         self.config, self.world, self.reporter, self.interrupts = config, world, reporter, interrupts
+        self.run = run
+        start, mask = (network.find(run, name, resume) for name in ("start", "mask"))
         dtype = step.DTYPES[config.precision]
         self.data = datasets.build(config, world.device, dtype, world.rank, world.size)
         randomness.seed_all(config.seed)
-        self.model = network.build(config, self.data, world.device)
+        self.model = network.build(config, self.data, world.device, start)
+        # What a new run folder gets a copy of.
+        self.given = [(to, f.read_bytes()) for f, to in ((start, run.network_file), (mask, run.mask_file)) if f]
+        self.mask = Selection.load(mask).apply(self.model) if mask is not None else None
         if config.fsdp:
             world.shard(self.model)
         self.optimizer = optimizers.build(config, self.model, world.device)
@@ -151,23 +160,19 @@ class _Session:
         self.writer = Writer(background=world.device.type != "cpu")
         self.record: Record | None = None
         self.board: Board | None = None
-        self.run: Run
 
     # -- the folder ----------------------------------------------------------------------------------------------
 
-    def enter(self, folder: str | os.PathLike[str], resume: bool, overwrite: bool, command: str) -> None:
-        """Make or open the run folder, and take up what is in it."""
+    def enter(self, resume: bool, overwrite: bool, command: str) -> None:
+        """Make the run folder, or take up what is in it."""
         if resume:
-            self.run = Run.open(folder)
             state = self.run.latest(self.reporter.note)
             self.world.wait()
         else:
             state = None
             if self.world.first:
-                Run.create(folder, self.config, overwrite)
+                Run.create(self.run.folder, self.config, overwrite, self._hand_over)
             self.world.wait()
-            self.run = Run.open(folder)
-        self.run.config = self.config
         if self.ours and (self.world.first or self.config.fsdp):
             self.record = Record(self.model, self.ours, self.run.path_file, self.steps_per_epoch)
         if state is not None:
@@ -185,6 +190,11 @@ class _Session:
                 self.run.add_environment(facts(self.world, command))
             if self.config.tensorboard:
                 self.board = Board(self.run.folder / "tensorboard", self.epoch)
+
+    def _hand_over(self, run: Run) -> None:
+        """Give the new folder the files that the run starts from."""
+        for file, data in self.given:
+            files.write_atomically(file, data)
 
     # -- going through the epochs --------------------------------------------------------------------------------
 
@@ -328,7 +338,7 @@ class _Session:
                 self.board.write(metrics)
         self.whole = True
         every = self.config.checkpoint_every
-        if not every or self.steps % every == 0 or self._finished():
+        if not every or self.steps % every == 0 or self._finished() or self.epoch in self.config.keep_epochs:
             self._save()
         self.reporter.epoch(metrics)
 

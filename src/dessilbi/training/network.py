@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from dessilbi.models import create
 from dessilbi.training.config import Config
 from dessilbi.training.datasets import Data
+from dessilbi.training.run import Run
 from dessilbi.training.step import autocast
 
 
-def build(config: Config, data: Data, device: torch.device) -> nn.Module:
-    """The network that the configuration names, for the classes and channels of the data, on the device."""
-    model = create(config.model, data.num_classes, data.shape[0], **config.model_options).to(device)
+def build(config: Config, data: Data, device: torch.device, start: Path | None = None) -> nn.Module:
+    """The network that the configuration names, for the classes and channels of the data, on the device.
+
+    With a file `start`, that network: what became of the one that the configuration names.
+    """
+
+    def new() -> nn.Module:
+        return create(config.model, data.num_classes, data.shape[0], **config.model_options)
+
+    if start is None:
+        model = new().to(device)
+    else:
+        from dessilbi.surgery import load_shrunk
+
+        model = load_shrunk(start, new).to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _check(config, model, data, device)
     return model
+
+
+def find(run: Run, name: str, resume: bool) -> Path | None:
+    """The file that the configuration names as `start` or `mask`: the run's own copy, once there is one."""
+    value: str | None = getattr(run.config, name)
+    if value is None:
+        return None
+    own = run.network_file if name == "start" else run.mask_file
+    for file in (*([own] if resume else []), run.folder / value, Path(value)):
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"{name}={value!r}: there is no such file, neither in {run.folder} nor here")
 
 
 @torch.no_grad()

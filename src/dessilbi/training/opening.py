@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from dessilbi import models
 from dessilbi.training.config import Config
 
-_SHRUNK = "network.safetensors"
+if TYPE_CHECKING:
+    from dessilbi.training.run import Run
 
 
 def open_network(
@@ -21,7 +22,8 @@ def open_network(
     """The network in eval mode, the shape of one input without the batch, and a label.
 
     `target` is a built-in network (its initial weights), ``package.module:factory``, a run folder (its latest
-    checkpoint) or a file by :func:`dessilbi.surgery.save_shrunk`. An `input_shape` goes before what is known.
+    checkpoint, or where there is none yet the network that it starts from) or a file by
+    :func:`dessilbi.surgery.save_shrunk`. An `input_shape` goes before what is known.
     """
     place = Path(target)
     name = os.fspath(target)
@@ -52,6 +54,8 @@ def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
 
     run = Run.open(folder)
     state = run.latest()
+    if state is None and run.network_file.is_file():
+        return _of_start(run)
     if state is None:
         raise ValueError(f"{folder}: the run has no checkpoint yet: let it train for an epoch")
     weights = state["model"]
@@ -61,11 +65,10 @@ def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
         channels = None if shape is None else shape[0]
         return models.create(run.config.model, classes, channels, **run.config.model_options)
 
-    shrunk = folder / _SHRUNK
-    if shrunk.is_file():
+    if run.network_file.is_file():
         from dessilbi.surgery import load_shrunk
 
-        network = load_shrunk(shrunk, factory=dense)
+        network = load_shrunk(run.network_file, factory=dense)
     else:
         network = dense()
     try:
@@ -74,6 +77,21 @@ def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
         line = " ".join(str(error).split())
         raise ValueError(f"{folder}: the checkpoint is of another network than {run.config.model!r}: {line}") from error
     return network, shape
+
+
+def _of_start(run: Run) -> tuple[nn.Module, tuple[int, ...] | None]:
+    from dessilbi.surgery import load_shrunk
+    from dessilbi.surgery.saving import facts_of
+
+    config, file = run.config, run.network_file
+    facts = facts_of(file)
+    if facts["network"] is not None:
+        return _of_file(file)
+    shape, classes = _of_data(config, {})
+    channels = None if shape is None else shape[0]
+    known = facts.get("input_shape", shape)
+    network = load_shrunk(file, lambda: models.create(config.model, classes, channels, **config.model_options))
+    return network, None if known is None else tuple(known)
 
 
 def _of_data(config: Config, weights: dict[str, Any]) -> tuple[tuple[int, ...] | None, int | None]:

@@ -106,6 +106,7 @@ _PRUNING = {
     "lr_every": 60,
     "weight_decay": 5e-4,
     "scaling": True,
+    "keep_epochs": (60, 120, 200),
 }
 _WEIGHTS = {**_PRUNING, "conv": "weight", "linear": "weight", "nu": 500.0}
 _FILTERS = {**_PRUNING, "conv": "filter", "linear": "none", "nu": 500.0, "keep": 0.5}

@@ -3,7 +3,11 @@
 config.toml           the configuration, complete: the run can be repeated from it alone
 metrics.jsonl         a JSON object a line, one an epoch
 path.safetensors      the path (:class:`dessilbi.Path`), where the optimizer leaves one
-checkpoints/          the last few states, named after the number of steps
+checkpoints/          the last few states, named after the number of steps, and those of `keep_epochs`
+network.safetensors   the network that it starts from, where the configuration names one (`start`)
+mask.safetensors      what stays zero, where the configuration names that (`mask`)
+selection.safetensors what was selected, of a run that pruning made
+table.json            what that cost and gained
 environment.json      versions, device, commit, command
 status.json           running, finished, interrupted, diverged, failed
 """
@@ -30,8 +34,13 @@ _NAMES = (
     "status.json",
     "checkpoints",
     "tensorboard",
+    "network.safetensors",
+    "mask.safetensors",
+    "selection.safetensors",
+    "table.json",
 )
 _CHECKPOINT = re.compile(r"(\d+)\.safetensors")
+_OF_EPOCH = re.compile(r"epoch-(\d+)\.safetensors")
 
 
 class Run:
@@ -42,9 +51,18 @@ class Run:
         self.config = config
 
     @classmethod
-    def create(cls, folder: str | os.PathLike[str], config: Config, overwrite: bool = False) -> Run:
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        config: Config,
+        overwrite: bool = False,
+        write: Callable[[Run], object] | None = None,
+    ) -> Run:
         """A new folder. One that exists is refused, unless `overwrite` is given and it is a run folder: then what
-        the old run left is deleted."""
+        the old run left is deleted.
+
+        `write` puts further files there, before the configuration: a folder without one is no run.
+        """
         folder = Path(folder)
         left = cls.check(folder, overwrite)
         # The configuration goes first: without it, what is left is no run.
@@ -53,6 +71,8 @@ class Run:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         run = cls(folder, config)
         run.checkpoints.mkdir(parents=True, exist_ok=True)
+        if write is not None:
+            write(run)
         run.write_config(config)
         return run
 
@@ -89,6 +109,26 @@ class Run:
     def path_file(self) -> Path:
         """The file of the path, for :meth:`dessilbi.Path.load`; it is there if the optimizer leaves a path."""
         return self.folder / "path.safetensors"
+
+    @property
+    def network_file(self) -> Path:
+        """The network that the run starts from, for :func:`dessilbi.load_shrunk`."""
+        return self.folder / "network.safetensors"
+
+    @property
+    def mask_file(self) -> Path:
+        """What stays zero in it, for :meth:`dessilbi.Selection.load`."""
+        return self.folder / "mask.safetensors"
+
+    @property
+    def selection_file(self) -> Path:
+        """What was selected of the network that it was made from, for :meth:`dessilbi.Selection.load`."""
+        return self.folder / "selection.safetensors"
+
+    @property
+    def table_file(self) -> Path:
+        """What the selection cost and gained, as JSON."""
+        return self.folder / "table.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -140,12 +180,21 @@ class Run:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> Path:
-        """Write a state, which holds its number of `steps`, and drop the oldest of more than `keep_checkpoints`."""
+        """Write a state, which holds its number of `steps`, and drop the oldest of more than `keep_checkpoints`.
+
+        That of the end of an epoch in `keep_epochs` is written once more, to stay.
+        """
         from dessilbi.training import checkpoint
 
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         file = self.checkpoints / f"{state['steps']:09d}.safetensors"
         checkpoint.save(file, state)
+        epoch = state.get("epoch", 0)
+        if state.get("step") == 0 and epoch in self.config.keep_epochs:
+            checkpoint.save(self._of_epoch(epoch), state)
+        for number in self._kept_epochs():
+            if number > epoch:
+                self._of_epoch(number).unlink(missing_ok=True)
         # Newer ones are of a part of the run that was gone back on.
         kept = [f for f in self._saved() if f <= file][-self.config.keep_checkpoints :]
         for old in self._saved():
@@ -170,6 +219,33 @@ class Run:
         if damaged is not None:
             raise ValueError(f"{self.checkpoints}: no checkpoint is whole (the last: {damaged}): start the run anew")
         return None
+
+    def at_epoch(self, epoch: int) -> dict[str, Any]:
+        """The state at the end of an epoch."""
+        from dessilbi.training import checkpoint
+
+        there = set(self._kept_epochs())
+        if epoch in there:
+            kept: dict[str, Any] = checkpoint.load(self._of_epoch(epoch))
+            return kept
+        for file in reversed(self._saved()):
+            state: dict[str, Any] = checkpoint.load(file)
+            if state["step"] == 0:
+                there.add(state["epoch"])
+                if state["epoch"] == epoch:
+                    return state
+        found = f"only of {', '.join(map(str, sorted(there)))}" if there else "nor of another"
+        raise ValueError(f"{self.folder}: there is no checkpoint of the end of epoch {epoch}, {found}: train with "
+                         f"keep_epochs=[{epoch}] (--keep-epochs {epoch}) to have one")  # fmt: skip
+
+    def _of_epoch(self, epoch: int) -> Path:
+        return self.checkpoints / f"epoch-{epoch}.safetensors"
+
+    def _kept_epochs(self) -> list[int]:
+        if not self.checkpoints.is_dir():
+            return []
+        found = (_OF_EPOCH.fullmatch(f.name) for f in self.checkpoints.iterdir())
+        return sorted(int(match[1]) for match in found if match)
 
     def _saved(self) -> list[Path]:
         if not self.checkpoints.is_dir():

@@ -1,0 +1,1 @@
+"""What the paper does with a path: each file reads like its section."""

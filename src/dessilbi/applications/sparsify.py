@@ -24,6 +24,7 @@ from dessilbi import files, models
 from dessilbi.path import Path
 from dessilbi.selection import Selection, select
 from dessilbi.surgery import Profile, profile, save_shrunk
+from dessilbi.surgery.graph import FIXED, Graph
 from dessilbi.surgery.saving import facts_of
 from dessilbi.surgery.shrink import Shrunk, cut_down
 from dessilbi.training import datasets, network, randomness, step
@@ -74,7 +75,7 @@ def prune(
     Args:
         run: a run of an optimizer that leaves a path.
         folder: the new folder.
-        level: ``weight``, ``filter`` or ``layer``.
+        level: ``weight``, ``filter`` or ``layer``. The neurons that are the network's outputs are not selected from.
         at: the epoch at whose end path and weights are read; None is the latest checkpoint. All but the last few epochs
             need the `keep_epochs` of the configuration.
         keep, params, macs, latency, max_prune, min_keep: as in :func:`dessilbi.select`, for one image. A budget may be
@@ -108,6 +109,8 @@ def prune(
     initial = {name: t.clone() for name, t in dense.state_dict().items()}
     _load(dense, state["model"], run)
     whole = profile(dense, bench.example)
+    if level != "weight":
+        path = _without(path, _heads(dense, bench.example))
     budgets = _budgets(whole, params=params, macs=macs, latency=latency)
     sel = select(path, index, keep=keep, **budgets, max_prune=max_prune, min_keep=min_keep, level=level, cost=whole)
     note(f"epoch {epoch:g}, level {level}: {100 * sel.keep:.4g} % of the groups kept")
@@ -261,6 +264,20 @@ def _load(model: nn.Module, weights: Mapping[str, Tensor], run: Run) -> None:
         raise ValueError(
             f"{run.folder}: the checkpoint is of another network than {run.config.model!r}: {line}"
         ) from error
+
+
+def _heads(model: nn.Module, example: Tensor) -> set[str]:
+    """The weights whose filters or neurons are the network's outputs: without them, classes would be missing."""
+    graph = Graph.of(model, example)
+    return {name for (name, axis), atoms in graph.axes.items()
+            if axis == 0 and len(graph.shapes[name]) > 1 and bool((graph.classes[atoms] == FIXED).all())}  # fmt: skip
+
+
+def _without(path: Path, names: set[str]) -> Path:
+    """The path of the other tensors."""
+    left = copy.copy(path)
+    left._tracks = {name: track for name, track in path._tracks.items() if name not in names}
+    return left
 
 
 def _budgets(whole: Profile, **given: Budget | None) -> dict[str, float | None]:

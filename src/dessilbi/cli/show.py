@@ -49,6 +49,10 @@ def command(run: Path, last: int | None, raw: bool) -> None:
     console = Console(highlight=False)
     console.print(title, style="bold", markup=False, soft_wrap=True)
     console.print(table)
+    if opened.table_file.is_file():
+        from .prune import show_table
+
+        show_table(opened)
 
 
 def _json(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +94,22 @@ def _train(config: Config, folder: Path, resume: bool, overwrite: bool, argument
     if ":" in config.model:
         importable_here()
     typed = shlex.join(["dessilbi", *arguments])
-    try:
+    with resumable(folder, f"dessilbi train --run {shlex.quote(str(folder))} --resume"):
         from dessilbi.training.loop import train
 
         with training_progress() or nullcontext() as progress:
             train(config, folder, resume=resume, overwrite=overwrite, progress=progress, command=typed)
+    if progress:
+        progress.write(f"done: dessilbi show {shlex.quote(str(folder))}")
+
+
+@contextmanager
+def resumable(folder: Path, again: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM inside say how to go on with what is in the folder."""
+    try:
+        yield
     except (KeyboardInterrupt, SystemExit) as stop:
         status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else INTERRUPTED
         if not folder.is_dir():
             raise Interrupted("interrupted before anything was saved", status) from None
-        again = shlex.quote(str(folder))
-        raise Interrupted(f"interrupted: go on with `dessilbi train --run {again} --resume`", status) from None
-    if progress:
-        progress.write(f"done: dessilbi show {shlex.quote(str(folder))}")
+        raise Interrupted(f"interrupted: go on with `{again}`", status) from None

@@ -91,7 +91,7 @@ class Config:
     lam: float = 1.0
     scaling: bool = False
     beta_min: float = 1e-2
-    conv: Literal["weight", "filter", "input", "layer", "none"] = "filter"
+    conv: Literal["weight", "filter", "channel", "input", "layer", "none"] = "filter"
     linear: Literal["weight", "neuron", "input", "layer", "none"] = "weight"
     exclude: tuple[str, ...] = ()
     keep: float | None = None

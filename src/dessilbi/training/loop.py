@@ -139,7 +139,7 @@ class _Session:
         self.mask = Selection.load(mask).apply(self.model) if mask is not None else None
         if config.fsdp:
             world.shard(self.model)
-        self.optimizer = optimizers.build(config, self.model, world.device)
+        self.optimizer = optimizers.build(config, self.model, world.device, self.data.shape)
         wrapped = self.model if config.fsdp else world.wrap(self.model)
         self.step_once = step.build(config, wrapped, self.optimizer, self.data.train, world.device, world.size)
         ours = isinstance(self.optimizer, (DessiLBI, DessiAdamW)) and bool(self.optimizer.penalised())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,8 +20,8 @@ _SHARED = ("momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "ka
 _UNFIT = ("optimizer", "lbfgs", "sparseadam")
 
 
-def build(config: Config, model: nn.Module, device: torch.device) -> Optimizer:
-    """The optimizer that the configuration names, on the model's parameters."""
+def build(config: Config, model: nn.Module, device: torch.device, shape: Sequence[int] = ()) -> Optimizer:
+    """The optimizer that the configuration names, on the model's parameters; `shape` is that of an image."""
     kind = find(config.optimizer)
     known = inspect.signature(kind).parameters
     options = {name: getattr(config, name) for name in _SHARED if name in known}
@@ -33,7 +34,8 @@ def build(config: Config, model: nn.Module, device: torch.device) -> Optimizer:
     if config.ours:
         options["lam"] = torch.tensor(config.lam, device=device) if captured else config.lam
         conv, linear = (None if kind == "none" else kind for kind in (config.conv, config.linear))
-        params = param_groups(model, conv, linear, config.exclude)
+        example = torch.zeros(2, *shape, device=device) if conv == "channel" else None
+        params = param_groups(model, conv, linear, config.exclude, example)
     elif captured:
         options |= {"capturable": True} if "capturable" in known else {"fused": True} if "fused" in known else {}
         if "capturable" not in known and "fused" not in known:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dessilbi import files, models
 from dessilbi.path import Path
 from dessilbi.selection import Selection, select
-from dessilbi.surgery import Profile, profile, save_shrunk
+from dessilbi.surgery import Profile, complete, profile, save_shrunk
 from dessilbi.surgery.graph import FIXED, Graph
 from dessilbi.surgery.saving import facts_of
 from dessilbi.surgery.shrink import Shrunk, cut_down
@@ -113,6 +113,7 @@ def prune(
         path = _without(path, _heads(dense, bench.example))
     budgets = _budgets(whole, params=params, macs=macs, latency=latency)
     sel = select(path, index, keep=keep, **budgets, max_prune=max_prune, min_keep=min_keep, level=level, cost=whole)
+    sel = complete(dense, sel, bench.example)
     note(f"epoch {epoch:g}, level {level}: {100 * sel.keep:.4g} % of the groups kept")
     masked, shrunk = _masked(dense, sel), cut_down(dense, sel, bench.example)
     candidates = {"dense": dense, "selected": masked, "shrunk": shrunk.model}

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dessilbi import Path as SelectionPath
-from dessilbi.training import TrainingDiverged, train
+from dessilbi import Selection
+from dessilbi.training import TrainingDiverged, checkpoint, train
 from dessilbi.training.run import Run
 from dessilbi.training.step import GraphStep
 from tests.training.runs import SMALL, numbers
@@ -37,6 +38,26 @@ def test_a_captured_run_is_an_eager_run(changes: dict[str, Any], tmp_path: Path)
     assert eager[-1]["dense"] > 0.3
     for one, other in zip(graph, eager, strict=True):
         assert one.keys() == other.keys()
+        for name in one:
+            assert one[name] == pytest.approx(other[name], rel=0.03, abs=0.02), name
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "sgd", "keep": None}, {"optimizer": "adamw", "keep": None, "lr": 5e-3}, {}]
+)
+def test_a_captured_step_keeps_a_mask(changes: dict[str, Any], tmp_path: Path) -> None:
+    """From the first step to the last, replayed ones and the eager ones of smaller batches."""
+    chosen = torch.rand(16, 64, generator=torch.Generator().manual_seed(1)) < 0.5
+    Selection({"1.weight": chosen}).save(tmp_path / "mask.safetensors")
+    config = GPU.replace(mask=str(tmp_path / "mask.safetensors"), checkpoint_every=5, **changes)
+    for compile in ("none", "graph"):
+        train(config.replace(compile=compile), tmp_path / compile)
+        for steps in (35, 36):  # the first of them replayed
+            state = checkpoint.load(tmp_path / compile / "checkpoints" / f"{steps:09d}.safetensors")
+            assert torch.equal(state["model"]["1.weight"] != 0, chosen)
+    eager, graph = numbers(tmp_path / "none"), numbers(tmp_path / "graph")
+    assert eager[-1]["dense"] > 0.3
+    for one, other in zip(graph, eager, strict=True):
         for name in one:
             assert one[name] == pytest.approx(other[name], rel=0.03, abs=0.02), name
 

@@ -26,7 +26,7 @@ from dessilbi.selection import Selection, select
 from dessilbi.surgery import Profile, complete, profile, save_shrunk
 from dessilbi.surgery.graph import FIXED, Graph
 from dessilbi.surgery.saving import facts_of
-from dessilbi.surgery.shrink import Shrunk, cut_down
+from dessilbi.surgery.shrinking import Shrunk, cut_down
 from dessilbi.training import datasets, network, randomness, step
 from dessilbi.training.config import Config
 from dessilbi.training.distribution import World, find_device

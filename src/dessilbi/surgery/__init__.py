@@ -1,14 +1,14 @@
 """Surgery: the only code that changes a network's shape.
 
-`graph.py` finds out which channels go together, `rules.py` what operators do to them, `flow.py` where they are zero,
+`graph.py` finds out which channels go together, `rules` what operators do to them, `flow.py` where they are zero,
 `plan.py` which of them go, `blocks.py` and `transition.py` what becomes of whole layers, `resize.py` makes the network
-narrower and `state.py` takes the optimizer along. `shrink.py`, `completion.py`, `channels.py`, `profile.py` and
+narrower and `state.py` takes the optimizer along. `shrinking.py`, `completion.py`, `channels.py`, `costs.py` and
 `saving.py` are the ways in.
 """
 
 from dessilbi.surgery.completion import complete
-from dessilbi.surgery.profile import Profile, profile
+from dessilbi.surgery.costs import Profile, profile
 from dessilbi.surgery.saving import load_shrunk, save_shrunk
-from dessilbi.surgery.shrink import shrink
+from dessilbi.surgery.shrinking import shrink
 
 __all__ = ["Profile", "complete", "load_shrunk", "profile", "save_shrunk", "shrink"]

@@ -8,7 +8,7 @@ from torch import nn
 from dessilbi.selection import Selection
 from dessilbi.surgery.flow import Flow
 from dessilbi.surgery.graph import Graph, Inputs
-from dessilbi.surgery.shrink import values_of
+from dessilbi.surgery.shrinking import values_of
 
 
 def complete(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Selection:

@@ -16,7 +16,7 @@ from dessilbi.surgery.graph import Graph, Inputs, call_arguments
 from dessilbi.surgery.nodes import full_name, owner, shape_of
 from dessilbi.surgery.plan import Plan
 from dessilbi.surgery.rules import Affine, Attention, Matmul
-from dessilbi.surgery.shrink import check_network, cut_down, fit, masked_copy, values_of
+from dessilbi.surgery.shrinking import check_network, cut_down, fit, masked_copy, values_of
 
 
 class Layer(NamedTuple):

@@ -1,0 +1,1 @@
+"""The methods the paper compares with, on the same interfaces."""

@@ -75,3 +75,25 @@ def test_nothing_is_added_where_everything_is_found_already():
     assert not complete(model, sel, net.inputs()).along
     weights = net.selection(model, "weight")
     assert complete(model, weights, net.inputs()) is weights
+
+
+def test_behind_a_plain_layer_that_is_left_out_nothing_is_silent():
+    # What masking would make dead is not: its place is taken by what joins the ends.
+    net = zoo.built_in("vgg16")
+    model = net.build()
+    convolutions = [name for name, p in model.named_parameters() if p.ndim == 4]
+    sel = Selection({name: torch.tensor([i not in (3, 8)]) for i, name in enumerate(convolutions)}, "layer")
+    assert not complete(model, sel, net.inputs()).along
+
+
+def test_where_a_part_of_a_branch_is_left_out_all_of_it_is_silent():
+    net = zoo.built_in("resnet20")
+    model = net.build()
+    sel = Selection({"layer2.1.conv1.weight": torch.tensor([False])}, "layer")
+    whole = complete(model, sel, net.inputs())
+    assert {name: bool(mask.any()) for name, mask in whole.along.items()} == {
+        "layer2.1.bn2.weight": False, "layer2.1.bn2.bias": False
+    }  # fmt: skip
+    small = shrink(model, whole, net.inputs())
+    gone = sum(p.numel() for p in model.layer2[1].parameters())
+    assert zoo.parameters(small) == zoo.parameters(model) - gone

@@ -7,8 +7,8 @@ from torch import nn
 
 from dessilbi.selection import Selection
 from dessilbi.surgery.flow import Flow
-from dessilbi.surgery.graph import Graph, Inputs
-from dessilbi.surgery.shrinking import values_of
+from dessilbi.surgery.graph import Inputs
+from dessilbi.surgery.shrinking import masked_copy, values_of
 
 
 def complete(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Selection:
@@ -25,11 +25,10 @@ def complete(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Select
     """
     if sel.level == "weight":
         return sel
-    values = values_of(model)
     masks = sel.masks(model)
-    for name, mask in masks.items():
-        values[name] = values[name].detach() * mask
-    silent = Flow(Graph.of(model, example_inputs), values, silencing=True).silent
+    # Without the plain layers that level "layer" leaves out: what comes behind them is not zero then.
+    work, graph = masked_copy(model, sel, example_inputs)
+    silent = Flow(graph, values_of(work), silencing=True).silent
     found = {name: masks[name].cpu() if name in masks else torch.ones_like(mask) for name, mask in silent.items()}
     new = {name: mask for name, mask in silent.items() if bool((found[name] & ~mask).any())}
     return Selection(dict(sel), sel.level, sel.source, {**sel.along, **new})

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
     from dessilbi.path import NEVER, Path
     from dessilbi.selection import Selection, select
+    from dessilbi.settling import Settling
     from dessilbi.surgery import Profile, complete, load_shrunk, profile, save_shrunk, shrink
     from dessilbi.threshold import TargetThreshold
+    from dessilbi.ticket import Ticket
 
 __version__ = "0.1.0"
 
@@ -28,6 +30,7 @@ _HOME = {
     "Path": "path",
     "Selection": "selection",
     "select": "selection",
+    "Settling": "settling",
     "Profile": "surgery",
     "complete": "surgery",
     "load_shrunk": "surgery",
@@ -35,6 +38,7 @@ _HOME = {
     "save_shrunk": "surgery",
     "shrink": "surgery",
     "TargetThreshold": "threshold",
+    "Ticket": "ticket",
 }
 
 __all__ = [
@@ -46,8 +50,10 @@ __all__ = [
     "Path",
     "Profile",
     "Selection",
+    "Settling",
     "Slices",
     "TargetThreshold",
+    "Ticket",
     "complete",
     "load_shrunk",
     "param_groups",

@@ -11,10 +11,12 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 _KEY = "dessilbi"
+_NUMPY = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 def write_atomically(file: str | os.PathLike[str], data: bytes) -> None:
@@ -76,3 +78,17 @@ def load_arrays(file: str | os.PathLike[str], kind: str, version: int) -> tuple[
             f"{os.fspath(file)}: {kind} format {header['version']} is newer than {version}, the last this version reads"
         )
     return arrays, header
+
+
+def array(value: torch.Tensor) -> tuple[np.ndarray, str]:
+    """The elements of a tensor in a row, and its dtype; NumPy has no bfloat16 and no float8: their bytes."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    flat = value.detach().cpu().contiguous().view(-1)
+    return (flat if dtype in _NUMPY else flat.view(torch.uint8)).numpy(), dtype
+
+
+def tensor(flat: np.ndarray, dtype: str) -> torch.Tensor:
+    """The elements that `array` made a row of."""
+    if not isinstance(kind := getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"there is no dtype {dtype!r}")
+    return torch.from_numpy(flat.copy()).view(kind)

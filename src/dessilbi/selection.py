@@ -219,24 +219,32 @@ class Selection(Mapping[str, Tensor]):
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the selection, a bit an entry; an old file is replaced only when all is on disk."""
-        masks = [*self.items(), *self._along.items()]
-        arrays = {f"{i}": np.packbits(mask.cpu().numpy().ravel()) for i, (_, mask) in enumerate(masks)}
-        tensors = [{"name": name, "shape": list(mask.shape)} for name, mask in masks]
-        header = {"level": self.level, "source": self._source, "tensors": tensors, "along": len(self._along)}
-        files.save_arrays(file, "selection", _VERSION, arrays, header)
+        files.save_arrays(file, "selection", _VERSION, *self.packed())
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> Selection:
         """Read a selection."""
         arrays, header = files.load_arrays(file, "selection", _VERSION)
         try:
-            masks = [(t["name"], _unpack(arrays[f"{i}"], t["shape"])) for i, t in enumerate(header["tensors"])]
-            own = len(masks) - int(header.get("along", 0))
-            if len(dict(masks[:own])) != own:
-                raise ValueError("a name appears twice")
-            return cls(dict(masks[:own]), header["level"], header["source"], dict(masks[own:]))
+            return cls.unpacked(arrays, header)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(file)}: damaged selection file ({error})") from None
+
+    def packed(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Arrays and plain data that `unpacked` makes the selection of: for files that hold one."""
+        masks = [*self.items(), *self._along.items()]
+        arrays = {f"{i}": np.packbits(mask.cpu().numpy().ravel()) for i, (_, mask) in enumerate(masks)}
+        tensors = [{"name": name, "shape": list(mask.shape)} for name, mask in masks]
+        return arrays, {"level": self.level, "source": self._source, "tensors": tensors, "along": len(self._along)}
+
+    @classmethod
+    def unpacked(cls, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> Selection:
+        """The selection of `packed`; raises a KeyError, TypeError or ValueError where it is not one."""
+        masks = [(t["name"], _unpack(arrays[f"{i}"], t["shape"])) for i, t in enumerate(header["tensors"])]
+        own = len(masks) - int(header.get("along", 0))
+        if len(dict(masks[:own])) != own:
+            raise ValueError("a name appears twice")
+        return cls(dict(masks[:own]), header["level"], header["source"], dict(masks[own:]))
 
 
 # -- from a path -------------------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_a_run_that_is_killed_keeps_them_too(tmp_path: Path) -> None:
     assert same(one.at_epoch(2)["model"], other.at_epoch(2)["model"])
 
 
-@pytest.mark.parametrize("value", [(0,), (1.5,), "60", (True,)])
+@pytest.mark.parametrize("value", [(-1,), (1.5,), "60", (True,)])
 def test_what_is_no_list_of_epochs(value: object) -> None:
     with pytest.raises(ValueError, match="keep_epochs="):
         Config(keep_epochs=value)  # type: ignore[arg-type]

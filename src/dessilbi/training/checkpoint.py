@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dessilbi import files
@@ -72,16 +71,8 @@ def _pack_array(value: Tensor | np.ndarray, arrays: dict[str, np.ndarray]) -> di
     if isinstance(value, np.ndarray):
         arrays[name] = value
         return {"$array": name, "shape": list(value.shape)}
-    tensor = value.detach().cpu()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    flat = tensor.contiguous().view(-1)
-    # NumPy has no bfloat16 and no float8: their bytes are kept.
-    raw = flat.numpy() if dtype in _NUMPY else flat.view(torch.uint8).numpy()
-    arrays[name] = raw
-    return {"$tensor": name, "dtype": dtype, "shape": list(tensor.shape)}
-
-
-_NUMPY = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    arrays[name], dtype = files.array(value)
+    return {"$tensor": name, "dtype": dtype, "shape": list(value.shape)}
 
 
 def _unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -90,8 +81,7 @@ def _unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
-        flat = torch.from_numpy(arrays[value["$tensor"]].copy())
-        return flat.view(getattr(torch, value["dtype"])).view(value["shape"])
+        return files.tensor(arrays[value["$tensor"]], value["dtype"]).view(value["shape"])
     if "$array" in value:
         return arrays[value["$array"]].reshape(value["shape"])
     if "$tuple" in value:

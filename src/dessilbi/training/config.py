@@ -23,7 +23,12 @@ class Config:
             and the weights to start from. The run folder keeps a copy.
         mask: a file of a :class:`~dessilbi.Selection`, likewise: what it leaves out is zero from the first step to the
             last.
+        ticket: a file of a :class:`~dessilbi.Ticket`, likewise: weights to start from and what stays zero. On another
+            data set than the ticket's, the output layer starts anew.
         data: a data set of :func:`dessilbi.data.names`, or ``imagenet`` (folders ``train`` and ``val``).
+            Parts of one are ``cifar10[0-4]`` (these classes) and ``mnist[:5000]`` (the first images of training).
+        input_shape: channels, height and width that images are brought to: padded with zeros, gray ones repeated,
+            coloured ones made gray; for a network that was made for other data.
         data_root: the folder of the data sets.
         crop: random crops with 4 pixels of padding, for the sets in colour; the digit-like sets (mnist, fashion-mnist,
             digits) are never cropped, as in the paper. For ``imagenet``, random resized crops *and* mirroring.
@@ -32,13 +37,18 @@ class Config:
         epochs, batch: how long, and how many images a step, over all processes together.
         optimizer: ``dessilbi``, ``dessiadamw``, or any class of torch.optim, in any case.
         optimizer_options: further arguments of the optimizer, such as ``{"betas": [0.9, 0.95]}``.
+        method, method_options: what accompanies the optimizer: one of the baselines that act during training, and its
+            arguments, such as ``{"keep": 0.1}``: ``gradual`` (magnitude pruning on the cubic schedule),
+            ``soft-filters``, ``l1``, ``slimming``: see :mod:`dessilbi.baselines`. They act on what `conv`, `linear` and
+            `exclude` name.
         lr, kappa, nu, lam, momentum, nesterov, weight_decay, decoupled_weight_decay, scaling, beta_min, fused: as in
             :class:`~dessilbi.DessiLBI`. Optimizers of torch get those of them that they know.
         conv, linear, exclude: what is sparse, as in :func:`dessilbi.param_groups`; ``none`` for not penalised.
         keep, ramp: let :class:`~dessilbi.TargetThreshold` set λ so that this fraction of the groups is kept in the end;
             `lam` then plays no part.
-        schedule: ``step`` divides lr by `lr_drop` every `lr_every` epochs, ``cosine`` takes it to zero at the end of
-            the run, ``constant`` leaves it. The first two are those of the paper and the usual one.
+        schedule: ``step`` divides lr by `lr_drop` every `lr_every` epochs, or after those of `lr_at`; ``cosine`` takes
+            it to zero at the end of the run; ``constant`` leaves it. The first two are those of the paper and the usual
+            one.
         warmup: epochs over which lr rises to its value, in equal steps.
         precision: of the forward and backward pass; weights and the optimizer's state stay float32. ``fp16`` needs a
             loss scale, for which each step waits for the device: take ``bf16`` where there is a choice.
@@ -54,8 +64,11 @@ class Config:
         fsdp: under torchrun, shard parameters and state (FSDP2) instead of copying them (DDP).
         checkpoint_every: steps between checkpoints; by default one at the end of every epoch.
         keep_checkpoints: how many of them stay.
-        keep_epochs: epochs at whose ends a checkpoint stays beside those, for pruning that starts from them.
+        keep_epochs: epochs at whose ends a checkpoint stays beside those, for pruning that starts from them and tickets
+            that rewind to them; 0 is the initial state.
         patience: stop after so many epochs without a better test accuracy. (It is then no longer a *test* accuracy.)
+        settle_keep, settle: stop at the end of the epoch at which the selection of this fraction has settled: the last
+            three epochs changed it by less than `settle` each (Jaccard distance, see :class:`dessilbi.Settling`).
         tensorboard: write the metrics for TensorBoard too.
     """
 
@@ -63,7 +76,9 @@ class Config:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     start: str | None = None
     mask: str | None = None
+    ticket: str | None = None
     data: str = "mnist"
+    input_shape: tuple[int, ...] | None = None
     data_root: str = "data"
     crop: bool = True
     flip: bool = True
@@ -72,6 +87,8 @@ class Config:
     batch: int = 128
     optimizer: str = "dessilbi"
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    method: Literal["none", "gradual", "soft-filters", "l1", "slimming"] = "none"
+    method_options: Mapping[str, Any] = field(default_factory=dict)
     lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = False
@@ -80,10 +97,13 @@ class Config:
     schedule: Literal["step", "cosine", "constant"] = "step"
     lr_drop: float = 10.0
     lr_every: int = 30
+    lr_at: tuple[int, ...] = ()
     warmup: float = 0
     clip: float | None = None
     label_smoothing: float = 0.0
     patience: int | None = None
+    settle_keep: float | None = None
+    settle: float = 0.1
     seed: int = 0
 
     kappa: float = 1.0
@@ -126,10 +146,19 @@ class Config:
         if self.precision == "fp16" and self.compile == "graph":
             raise ValueError("precision='fp16' cannot be captured in a CUDA graph (its loss scale is decided on the "
                              "host): take precision='bf16', or compile='none'")  # fmt: skip
-        if self.fsdp and self.mask is not None:
-            raise ValueError(
-                f"mask={self.mask!r} with fsdp=True: sharded parameters are not kept at zero; set fsdp=False"
-            )
+        for name in ("mask", "ticket"):
+            if self.fsdp and getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)!r} with fsdp=True: sharded parameters are not kept at "
+                                 "zero; set fsdp=False")  # fmt: skip
+        if self.fsdp and self.method != "none":
+            raise ValueError(f"method={self.method!r} with fsdp=True: it works on whole tensors; set fsdp=False")
+        if self.mask is not None and self.ticket is not None:
+            raise ValueError(f"mask={self.mask!r} and ticket={self.ticket!r}: a ticket has its mask; give one of them")
+        if self.method == "none" and self.method_options:
+            raise ValueError(f"method_options={dict(self.method_options)!r} with method='none': name the method")
+        if self.settle_keep is not None and not self.ours:
+            raise ValueError(f"settle_keep={self.settle_keep!r} needs a path, which optimizer={self.optimizer!r} does "
+                             "not leave: take optimizer='dessilbi' or 'dessiadamw'")  # fmt: skip
         if self.ours and self.keep is not None and self.conv == "none" and self.linear == "none":
             raise ValueError(f"keep={self.keep!r} with conv='none' and linear='none': nothing is penalised; "
                              "choose what is to be sparse, such as conv='filter'")  # fmt: skip
@@ -218,6 +247,8 @@ _RULES: dict[str, _Rule] = {
     "model": _NAME,
     "start": _NAME,
     "mask": _NAME,
+    "ticket": _NAME,
+    "input_shape": (lambda x: len(x) == 3 and min(x) >= 1, "channels, height and width, such as [3, 32, 32]"),
     "data": _NAME,
     "optimizer": _NAME,
     "device": _NAME,
@@ -225,10 +256,13 @@ _RULES: dict[str, _Rule] = {
     "batch": _POSITIVE,
     "eval_batch": _POSITIVE,
     "lr_every": _POSITIVE,
+    "lr_at": (lambda x: all(epoch >= 1 for epoch in x), "epochs counted from 1"),
     "checkpoint_every": _POSITIVE,
     "keep_checkpoints": _POSITIVE,
-    "keep_epochs": (lambda x: all(epoch >= 1 for epoch in x), "epochs counted from 1"),
+    "keep_epochs": (lambda x: all(epoch >= 0 for epoch in x), "epochs counted from 1, or 0 for the initial state"),
     "patience": _POSITIVE,
+    "settle_keep": (lambda x: 0 < x < 1, "a fraction in (0, 1), such as 0.06"),
+    "settle": (lambda x: 0 < x <= 1, "a Jaccard distance in (0, 1]"),
     "lr": _at_least(0),
     "lr_drop": _above(0),
     "warmup": _at_least(0),

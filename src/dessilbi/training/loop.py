@@ -14,9 +14,11 @@ from torch import Tensor
 
 from dessilbi import files
 from dessilbi.optim import DessiAdamW, DessiLBI
-from dessilbi.selection import Selection
+from dessilbi.selection import Selection, select
+from dessilbi.settling import Settling
 from dessilbi.threshold import TargetThreshold
-from dessilbi.training import datasets, network, optimizers, randomness, sharding, step
+from dessilbi.ticket import Ticket
+from dessilbi.training import companions, datasets, network, optimizers, randomness, sharding, step
 from dessilbi.training.board import Board
 from dessilbi.training.config import Config, differences
 from dessilbi.training.distribution import World
@@ -64,7 +66,7 @@ def train(
         command: recorded with the environment.
 
     Returns:
-        The last metrics, and `best_epoch`, `best_dense`, `stopped_early`, `folder`.
+        The last metrics, and `best_epoch`, `best_dense`, `stopped_early`, `settled`, `folder`.
 
     Raises:
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when a checkpoint was written at the end of the step.
@@ -129,14 +131,18 @@ class _Session:
     ) -> None:
         self.config, self.world, self.reporter, self.interrupts = config, world, reporter, interrupts
         self.run = run
-        start, mask = (network.find(run, name, resume) for name in ("start", "mask"))
+        start, mask, ticket = (network.find(run, name, resume) for name in ("start", "mask", "ticket"))
         dtype = step.DTYPES[config.precision]
         self.data = datasets.build(config, world.device, dtype, world.rank, world.size)
         randomness.seed_all(config.seed)
         self.model = network.build(config, self.data, world.device, start)
         # What a new run folder gets a copy of.
-        self.given = [(to, f.read_bytes()) for f, to in ((start, run.network_file), (mask, run.mask_file)) if f]
-        self.mask = Selection.load(mask).apply(self.model) if mask is not None else None
+        files_of = ((start, run.network_file), (mask, run.mask_file), (ticket, run.ticket_file))
+        self.given = [(to, file.read_bytes()) for file, to in files_of if file]
+        kept = Selection.load(mask) if mask is not None else None
+        if ticket is not None:
+            kept = Ticket.load(ticket).place(self.model, config.data, config.seed)
+        self.mask = kept.apply(self.model) if kept is not None else None
         if config.fsdp:
             world.shard(self.model)
         self.optimizer = optimizers.build(config, self.model, world.device, self.data.shape)
@@ -147,6 +153,8 @@ class _Session:
         self.threshold = (
             TargetThreshold(self.ours, config.keep, config.ramp) if self.ours and config.keep is not None else None
         )
+        self.companion = companions.build(config, self.model, self.optimizer)
+        self.settling = Settling(config.settle) if config.settle_keep is not None else None
         self.steps_per_epoch = len(self.data.train)
         # How far the run is: whole epochs, steps into the next one, steps in all.
         self.epoch = self.step = self.steps = 0
@@ -207,6 +215,8 @@ class _Session:
         self.reporter.start(self.config.epochs, self.steps_per_epoch)
         self.model.train()
         try:
+            if not self.steps and 0 in self.config.keep_epochs:
+                self._save()
             while not self._finished():
                 self._train_epoch()
                 self._end_epoch()
@@ -234,6 +244,8 @@ class _Session:
         return self.epoch >= self.config.epochs or self._stopped_early()
 
     def _stopped_early(self) -> bool:
+        if self.settling is not None and self.settling.settled:
+            return True
         return self.config.patience is not None and self.epoch - self.best[1] >= self.config.patience
 
     def _train_epoch(self) -> None:
@@ -252,6 +264,8 @@ class _Session:
             known = self._look(loss)
             if self.threshold:
                 self.threshold.step(self.steps / total)
+            if self.companion:
+                self.companion.step(self.steps / total)
             if self.record is not None:
                 self.record.early(self.epoch, self.step)
             self.whole = True
@@ -305,6 +319,8 @@ class _Session:
     def _end_epoch(self) -> None:
         """Evaluate, write down, save."""
         begun = time.perf_counter()
+        if self.companion:
+            self.companion.end_epoch()
         self.world.share_buffers(self.model)
         test_loss, dense = evaluate(self.model, self.data.test, self.config, self.world)
         metrics: dict[str, Any] = {
@@ -331,6 +347,8 @@ class _Session:
         if self.record is not None:
             scalars = {"loss": self.train_loss, "dense": dense, "sparse": metrics["sparse"]}
             self.record.end(self.epoch, **{k: v for k, v in scalars.items() if v is not None})
+        if self.settling is not None:
+            metrics["change"] = self._settle(self.settling)
         if self.world.first:
             with self._storing():
                 self.run.append(metrics)
@@ -341,6 +359,16 @@ class _Session:
         if not every or self.steps % every == 0 or self._finished() or self.epoch in self.config.keep_epochs:
             self._save()
         self.reporter.epoch(metrics)
+
+    def _settle(self, settling: Settling) -> float | None:
+        """How much the epoch changed the selection; None for the first one. The path is the first process's."""
+        change = torch.zeros(1, dtype=torch.float64, device=self.world.device)
+        if self.world.first and self.record is not None:
+            change += settling.add(select(self.record.path, keep=self.config.settle_keep))
+        self.world.add(change)
+        if not self.world.first:
+            settling.note(float(change))
+        return None if change.isnan() else float(change)
 
     def _keep(self, optimizer: DessiLBI | DessiAdamW) -> float:
         """The fraction of groups in the support, as the path and the target count them."""
@@ -355,6 +383,7 @@ class _Session:
             "best_dense": self.best[0],
             "best_epoch": self.best[1],
             "stopped_early": self._stopped_early() and self.epoch < self.config.epochs,
+            "settled": self.settling is not None and self.settling.settled,
             "folder": str(self.run.folder),
         }
 
@@ -373,6 +402,8 @@ class _Session:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.step_once.scaler.state_dict(),
             "threshold": self.threshold.state_dict() if self.threshold else None,
+            "companion": self.companion.state_dict() if self.companion else None,
+            "settling": self.settling.state_dict() if self.settling else None,
             "random": randomness.state(),
         }
         return sharding.gathered(state) if self.config.fsdp else state
@@ -388,6 +419,11 @@ class _Session:
         self.step_once.scaler.load_state_dict(state["scaler"])
         if self.threshold and state["threshold"]:
             self.threshold.load_state_dict(state["threshold"])
+        # Checkpoints of earlier versions have neither of the two.
+        if self.companion and state.get("companion"):
+            self.companion.load_state_dict(state["companion"])
+        if self.settling is not None and state.get("settling"):
+            self.settling.load_state_dict(state["settling"])
         if self.record is not None:
             self.record.resume(state["points"])
         randomness.restore(state["random"])

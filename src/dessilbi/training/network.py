@@ -36,11 +36,11 @@ def build(config: Config, data: Data, device: torch.device, start: Path | None =
 
 
 def find(run: Run, name: str, resume: bool) -> Path | None:
-    """The file that the configuration names as `start` or `mask`: the run's own copy, once there is one."""
+    """The file that the configuration names as `start`, `mask` or `ticket`: the run's own copy, once there is one."""
     value: str | None = getattr(run.config, name)
     if value is None:
         return None
-    own = run.network_file if name == "start" else run.mask_file
+    own = {"start": run.network_file, "mask": run.mask_file, "ticket": run.ticket_file}[name]
     for file in (*([own] if resume else []), run.folder / value, Path(value)):
         if file.is_file():
             return file

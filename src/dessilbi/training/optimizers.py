@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,6 +16,12 @@ from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
 from dessilbi.training.config import Config
 
 _OURS: dict[str, type[DessiLBI] | type[DessiAdamW]] = {"dessilbi": DessiLBI, "dessiadamw": DessiAdamW}
+# Optimizers of the baselines. Those with a `lam` take the same param groups as ours.
+_PEERS = {
+    "adabound": "dessilbi.baselines.adabound:AdaBound",
+    "linbreg": "dessilbi.baselines.bregman:LinBreg",
+    "adabreg": "dessilbi.baselines.bregman:AdaBreg",
+}
 _SHARED = ("momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "kappa", "nu", "scaling", "beta_min")
 # LBFGS asks for several passes a step, SparseAdam for sparse gradients.
 _UNFIT = ("optimizer", "lbfgs", "sparseadam")
@@ -31,7 +38,7 @@ def build(config: Config, model: nn.Module, device: torch.device, shape: Sequenc
     # A graph reads its hyperparameters on the device: tensors, changed in place between replays.
     lr: Any = torch.tensor(config.lr, device=device) if captured else config.lr
     params: Any = [p for p in model.parameters() if p.requires_grad]
-    if config.ours:
+    if "lam" in known:
         options["lam"] = torch.tensor(config.lam, device=device) if captured else config.lam
         conv, linear = (None if kind == "none" else kind for kind in (config.conv, config.linear))
         example = torch.zeros(2, *shape, device=device) if conv == "channel" else None
@@ -52,6 +59,9 @@ def find(name: str) -> type[Optimizer]:
     """The class of an optimizer, by its name in any case."""
     if name in _OURS:
         return _OURS[name]
+    if name in _PEERS:
+        module, _, kind = _PEERS[name].partition(":")
+        return getattr(import_module(module), kind)  # type: ignore[no-any-return]
     classes = {
         word.lower(): kind
         for word, kind in vars(torch.optim).items()
@@ -59,7 +69,7 @@ def find(name: str) -> type[Optimizer]:
     }
     if name in classes:
         return classes[name]
-    known = [*_OURS, *sorted(classes)]
+    known = [*_OURS, *_PEERS, *sorted(classes)]
     near = get_close_matches(name, known, n=1)
     if name in _UNFIT:
         raise ValueError(f"optimizer={name!r} does not work with mini-batches here: choose one of {', '.join(known)}")

@@ -6,6 +6,7 @@ path.safetensors      the path (:class:`dessilbi.Path`), where the optimizer lea
 checkpoints/          the last few states, named after the number of steps, and those of `keep_epochs`
 network.safetensors   the network that it starts from, where the configuration names one (`start`)
 mask.safetensors      what stays zero, where the configuration names that (`mask`)
+ticket.safetensors    both of a ticket, where the configuration names one (`ticket`)
 selection.safetensors what was selected, of a run that pruning made
 table.json            what that cost and gained
 environment.json      versions, device, commit, command
@@ -36,6 +37,7 @@ _NAMES = (
     "tensorboard",
     "network.safetensors",
     "mask.safetensors",
+    "ticket.safetensors",
     "selection.safetensors",
     "table.json",
 )
@@ -119,6 +121,11 @@ class Run:
     def mask_file(self) -> Path:
         """What stays zero in it, for :meth:`dessilbi.Selection.load`."""
         return self.folder / "mask.safetensors"
+
+    @property
+    def ticket_file(self) -> Path:
+        """The ticket that it trains, for :meth:`dessilbi.Ticket.load`."""
+        return self.folder / "ticket.safetensors"
 
     @property
     def selection_file(self) -> Path:

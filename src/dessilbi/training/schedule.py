@@ -16,7 +16,9 @@ def step_size(config: Config, step: int, steps_per_epoch: int) -> float:
     if step < rising:
         return config.lr * (step + 1) / math.ceil(rising)
     if config.schedule == "step":
-        return config.lr / config.lr_drop ** (step // steps_per_epoch // config.lr_every)
+        epoch = step // steps_per_epoch
+        drops = sum(epoch >= at for at in config.lr_at) if config.lr_at else epoch // config.lr_every
+        return config.lr / config.lr_drop**drops
     if config.schedule == "cosine":
         done = (step - rising) / max(1.0, config.epochs * steps_per_epoch - rising)
         return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))

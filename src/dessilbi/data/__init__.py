@@ -7,6 +7,9 @@
         batches.set_epoch(epoch)
         for images, labels in batches: ...
 
+Parts of a set have names too: ``read("cifar10[0-4]", "data")`` is half of its classes, ``mnist[:5000]`` its first
+images (``parts.py``).
+
 ImageNet does not fit in memory: ``Stream(ImageFolder("imagenet", "train"), 256)`` makes them from files.
 
 A new data set in a known form is an entry in ``catalog.py``; a new form is one more reader and its line in
@@ -17,7 +20,7 @@ sets at once.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .catalog import describe, names
+from .catalog import base, describe, names
 
 if TYPE_CHECKING:
     from .batches import Batches, Draw
@@ -37,6 +40,7 @@ __all__ = [
     "Obtained",
     "Stream",
     "augment",
+    "base",
     "describe",
     "get",
     "names",

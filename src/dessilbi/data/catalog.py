@@ -5,8 +5,13 @@ version), so that it does not matter which address or package the files came thr
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from . import parts
+from .parts import base
+
+__all__ = ["CATALOG", "Entry", "Package", "Remote", "base", "describe", "names"]
 
 
 @dataclass(frozen=True)
@@ -41,36 +46,52 @@ class Entry:
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
     """Channels, height, width."""
-    counts: Mapping[str, int]
-    """Number of images of each split of the published set."""
+    per_class: Mapping[str, tuple[int, ...]]
+    """Number of images of each class, in each split of the published set."""
     mean: tuple[float, ...]
     """Of the training split, per channel, on the scale 0 to 1."""
     std: tuple[float, ...]
     files: Mapping[str, str]
     official: tuple[Remote, ...] = ()
     package: Package | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Of a part: how many images of a split, where not all."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of images of each split of the published set."""
+        return {split: self.limits.get(split, sum(each)) for split, each in self.per_class.items()}
 
 
 def names() -> tuple[str, ...]:
-    """The data sets that :func:`~dessilbi.data.read` knows."""
+    """The data sets that :func:`~dessilbi.data.read` knows, each as a whole."""
     return tuple(CATALOG)
 
 
 def describe(name: str) -> Entry:
-    """What is known about the data set ``name``."""
-    try:
-        return CATALOG[name]
-    except KeyError:
-        raise ValueError(f"unknown data set {name!r}: {_advice(name)}") from None
+    """What is known about the data set ``name``, or about a part of one, such as ``cifar10[0-4]`` (see ``parts.py``).
+
+    A part has the classes chosen, and the shape, the files, the mean and the standard deviation of the whole: what
+    has been learned on one half of the classes meets the other half on the same scale.
+    """
+    whole = CATALOG.get(base(name))
+    if whole is None:
+        raise ValueError(f"unknown data set {name!r}: {_advice(name)}")
+    if name == whole.name:
+        return whole
+    part = parts.parse(name, whole.per_class)
+    classes = whole.classes if part.classes is None else tuple(whole.classes[number] for number in part.classes)
+    return replace(whole, name=name, classes=classes, per_class=part.per_class(whole.per_class), limits=part.limits)
 
 
 def _advice(name: str) -> str:
-    if name == "imagenet":
+    whole = base(name)
+    if whole == "imagenet":
         return "ImageNet is too large to hold in memory, use dessilbi.data.ImageFolder(root, split)"
     from difflib import get_close_matches
 
-    near = get_close_matches(name.lower(), CATALOG, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(CATALOG)}"
+    near = get_close_matches(whole.lower(), CATALOG, n=1)
+    return f"did you mean {near[0] + name[len(whole) :]!r}?" if near else f"choose one of {', '.join(CATALOG)}"
 
 
 _DIGITS = tuple("0123456789")
@@ -109,6 +130,10 @@ _IDX = (
 )
 
 
+def _even(train: int, test: int, classes: int = 10) -> dict[str, tuple[int, ...]]:
+    return {"train": (train,) * classes, "test": (test,) * classes}
+
+
 def _idx_remotes(folder: str, *sums: str) -> tuple[Remote, ...]:
     return tuple(Remote(f"{folder}/{file}.gz", md5) for file, md5 in zip(_IDX, sums, strict=True))
 
@@ -120,7 +145,10 @@ CATALOG: dict[str, Entry] = {
             name="mnist",
             classes=_DIGITS,
             shape=(1, 28, 28),
-            counts={"train": 60_000, "test": 10_000},
+            per_class={
+                "train": (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+                "test": (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+            },
             mean=(0.1307,),
             std=(0.3081,),
             files=dict(
@@ -148,7 +176,7 @@ CATALOG: dict[str, Entry] = {
             name="fashion-mnist",
             classes=_FASHION,
             shape=(1, 28, 28),
-            counts={"train": 60_000, "test": 10_000},
+            per_class=_even(6000, 1000),
             mean=(0.2860,),
             std=(0.3530,),
             files=dict(
@@ -176,7 +204,7 @@ CATALOG: dict[str, Entry] = {
             name="cifar10",
             classes=_CIFAR10,
             shape=(3, 32, 32),
-            counts={"train": 50_000, "test": 10_000},
+            per_class=_even(5000, 1000),
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2616),
             files={
@@ -199,7 +227,7 @@ CATALOG: dict[str, Entry] = {
             name="cifar100",
             classes=tuple(_CIFAR100.split()),
             shape=(3, 32, 32),
-            counts={"train": 50_000, "test": 10_000},
+            per_class=_even(500, 100, classes=100),
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),
             files={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
@@ -214,7 +242,10 @@ CATALOG: dict[str, Entry] = {
             name="svhn",
             classes=_DIGITS,
             shape=(3, 32, 32),
-            counts={"train": 73_257, "test": 26_032},
+            per_class={
+                "train": (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+                "test": (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+            },
             mean=(0.4377, 0.4438, 0.4728),
             std=(0.1980, 0.2010, 0.1970),
             files={
@@ -236,7 +267,10 @@ CATALOG: dict[str, Entry] = {
             name="digits",
             classes=_DIGITS,
             shape=(1, 8, 8),
-            counts={"train": 1_442, "test": 355},
+            per_class={
+                "train": (143, 146, 142, 147, 145, 146, 145, 144, 140, 144),
+                "test": (35, 36, 35, 36, 36, 36, 36, 35, 34, 36),
+            },
             mean=(0.3052,),
             std=(0.3760,),
             files={},

@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from . import parts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,6 +70,68 @@ class ImageSet:
         _, channels, height, width = self.images.shape
         return channels, height, width
 
+    def only(self, classes: Sequence[int]) -> "ImageSet":
+        """The images of these classes, which are numbered 0, 1, ... in the order in which they were.
+
+        Mean and standard deviation stay those of the whole set.
+        """
+        chosen = parts.sorted_classes(classes, self.num_classes, f"{self.name}: classes={list(classes)}")
+        numbers = torch.full((self.num_classes,), -1)
+        numbers[list(chosen)] = torch.arange(len(chosen))
+        labels = numbers[self.labels]
+        there = labels >= 0
+        if not there.any():
+            raise ValueError(f"{self.name}: classes={list(classes)}: none of the {len(self)} images is of these")
+        names = len(chosen) if isinstance(self.classes, int) else tuple(self.classes[number] for number in chosen)
+        return replace(self, images=self.images[there], labels=labels[there], classes=names)
+
+    def first(self, count: int) -> "ImageSet":
+        """The first ``count`` images; mean and standard deviation stay those of the whole set."""
+        if not 1 <= count <= len(self):
+            raise ValueError(f"{self.name}: count={count}: there are {len(self)} images, give a number from 1 to that")
+        return replace(self, images=self.images[:count].clone(), labels=self.labels[:count].clone())
+
+    def fitted(self, shape: Sequence[int], mean: tuple[float, ...] = (), std: tuple[float, ...] = ()) -> "ImageSet":
+        """The images brought to ``shape``, for a network that was made for other data; still ``uint8``.
+
+        Smaller ones stand in the middle of zeros, the odd row or column of which is below or to the right. Gray ones
+        are repeated in three channels, with their mean and standard deviation. Coloured ones are made gray by
+        ITU-R BT.601's luma, 0.299 R + 0.587 G + 0.114 B, rounded half up.
+
+        Args:
+            shape: channels, height, width.
+            mean, std: of the training split so converted. Left out where colours become gray, they are computed from
+                these images, before the zeros; give a test split those of its training split::
+
+                    train = train.fitted((1, 32, 32))
+                    test = test.fitted((1, 32, 32), train.mean, train.std)
+        """
+        if len(shape) != 3:
+            raise ValueError(f"{self.name}: shape={tuple(shape)}: give channels, height and width")
+        channels, height, width = shape
+        rows, columns = height - self.shape[1], width - self.shape[2]
+        if rows < 0 or columns < 0:
+            raise ValueError(
+                f"{self.name}: shape={tuple(shape)}: the images are {self.shape[1]} x {self.shape[2]} and are padded, "
+                "never cut: give at least that height and width"
+            )
+        images = self.images
+        if (self.shape[0], channels) == (1, 3):
+            images, own = images.repeat(1, 3, 1, 1), (self.mean * 3, self.std * 3)
+        elif (self.shape[0], channels) == (3, 1):
+            images = luma(images)
+            own = (mean, std) if mean and std else statistics(images)
+        elif self.shape[0] == channels:
+            own = self.mean, self.std
+        else:
+            raise ValueError(
+                f"{self.name}: shape={tuple(shape)}: the images have {self.shape[0]} channels, "
+                "and only 1 becomes 3, or 3 become 1"
+            )
+        if rows or columns:
+            images = pad(images, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+        return replace(self, images=images, mean=mean or own[0], std=std or own[1])
+
     def __len__(self) -> int:
         return len(self.images)
 
@@ -99,3 +164,12 @@ def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     mean = weights @ levels
     std = (weights * (levels - mean[:, None]) ** 2).sum(1).sqrt()
     return tuple(mean.tolist()), tuple(s or 1.0 for s in std.tolist())
+
+
+def luma(images: Tensor) -> Tensor:
+    """Gray of ``uint8`` images of three channels by ITU-R BT.601, in whole numbers: the same everywhere."""
+    gray = torch.empty_like(images[:, :1])
+    for block, out in zip(torch.split(images, 4096), torch.split(gray, 4096), strict=True):
+        red, green, blue = block.int().unbind(1)
+        out[:, 0] = (299 * red + 587 * green + 114 * blue + 500) // 1000
+    return gray

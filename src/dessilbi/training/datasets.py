@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dessilbi.data import Batches, ImageFolder, Stream, names, read
+from dessilbi.data import Batches, ImageFolder, Stream, base, names, read
 from dessilbi.training.config import Config
 
 # Where a crop or a mirror image could be in the set itself.
@@ -70,25 +70,30 @@ def build(config: Config, device: torch.device, dtype: torch.dtype, rank: int = 
         root = root / "imagenet" if (root / "imagenet").is_dir() else root
         folder = ImageFolder(root, "train", augment=config.crop, seed=config.seed)
         held_out = ImageFolder(root, "val")
+        if config.input_shape not in (None, folder.shape):
+            raise ValueError(f"input_shape={config.input_shape}: imagenet has {folder.shape}, leave it out")
         stream = Stream(folder, config.batch, shuffle=True, workers=config.workers, **shared)
-        test = Stream(held_out, evaluated, workers=config.workers, **shared)
-        return Data(Feed(stream), Feed(test), folder.num_classes, folder.shape)
-    if config.data not in names():
+        val = Stream(held_out, evaluated, workers=config.workers, **shared)
+        return Data(Feed(stream), Feed(val), folder.num_classes, folder.shape)
+    whole = base(config.data)
+    if whole not in names():
         from difflib import get_close_matches
 
         known = [*names(), "imagenet"]
-        near = get_close_matches(config.data, known, n=1)
+        near = get_close_matches(whole, known, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
         raise ValueError(f"data={config.data!r}: {advice}")
-    images = read(config.data, config.data_root, "train")
+    train, test = (read(config.data, config.data_root, split) for split in ("train", "test"))
+    if config.input_shape is not None:
+        train = train.fitted(config.input_shape)
+        test = test.fitted(config.input_shape, train.mean, train.std)
     batches = Batches(
-        images,
+        train,
         config.batch,
         shuffle=True,
-        crop=4 if config.crop and config.data in _CROPPED else 0,
-        flip=config.flip and config.data in _MIRRORED,
+        crop=4 if config.crop and whole in _CROPPED else 0,
+        flip=config.flip and whole in _MIRRORED,
         seed=config.seed,
         **shared,
     )
-    test_batches = Batches(read(config.data, config.data_root, "test"), evaluated, **shared)
-    return Data(Feed(batches), Feed(test_batches), images.num_classes, images.shape)
+    return Data(Feed(batches), Feed(Batches(test, evaluated, **shared)), train.num_classes, train.shape)

@@ -98,13 +98,13 @@ def _of_data(config: Config, weights: dict[str, Any]) -> tuple[tuple[int, ...] |
     """The shape of an image and the number of classes, as far as they are known without the files of the data."""
     from dessilbi.data import catalog
 
-    if config.data in catalog.names():
+    if catalog.base(config.data) in catalog.names():
         entry = catalog.describe(config.data)
-        return entry.shape, len(entry.classes)
+        return config.input_shape or entry.shape, len(entry.classes)
     if ":" in config.model:
-        return None, None
+        return config.input_shape, None
     # ImageNet's classes are the folders there were: the head, which comes last, has one output for each.
-    return models.input_shape(config.model), len(list(weights.values())[-1])
+    return config.input_shape or models.input_shape(config.model), len(list(weights.values())[-1])
 
 
 def _of_file(file: Path) -> tuple[nn.Module, tuple[int, ...] | None]:

@@ -146,7 +146,11 @@ class Path:
         self.attach(model, optimizer)
 
     def attach(self, model: nn.Module, optimizer: DessiLBI | DessiAdamW) -> None:
-        """Go on recording this model: after `load`, to resume a run. The tensors must be those of the record."""
+        """Go on recording this model: after `load`, to resume a run. The tensors must be those of the record.
+
+        Where `truncate` cut off the last |V| of single weights, the optimizer's take their place: it is taken to be
+        where the record ends.
+        """
         names = {id(p): _clean(name) for name, p in _unwrap(model).named_parameters()}
         attached = []
         for p, part in optimizer.penalised():
@@ -176,6 +180,9 @@ class Path:
         for name, _, part in attached:
             if isinstance(part, Channels):
                 self._tracks[name].joint = (couplings.index(part.coupling), part.index.tolist())
+        for name, p, part in attached:
+            if self._records and part.kind == "weight" and self._tracks[name].codes is None:
+                self._tracks[name].codes = _Codes.of(whole(optimizer.dual(p)))
         self._attached, self._optimizer = attached, optimizer
         self._last = {
             name: (self.support(name) if self._records else torch.zeros_like(whole(optimizer.support(p)))).to(p.device)
@@ -290,7 +297,8 @@ class Path:
         """‖V_g‖ of every group at a recorded point, shaped as `support`.
 
         At the weight level |V| is known at the last point only, to 3 % down to 2⁻¹⁵ of the largest: these values are
-        returned for every `at`, and zeros if they were cut off by `truncate` or the file is older than they are.
+        returned for every `at`, and zeros if they were cut off by `truncate` (and not found again by `attach`), or the
+        file is older than they are.
         """
         track, index = self._track(name), self._index(at)
         if track.kind != "weight":

@@ -11,7 +11,8 @@ from torch import nn
 
 from dessilbi import Path as SelectionPath
 from dessilbi import Selection, load_shrunk
-from dessilbi.applications.sparsify import finetuning, finish, prune, read_table, retraining
+from dessilbi.applications.schedules import finetuning, retraining
+from dessilbi.applications.sparsify import finish, prune, read_table
 from dessilbi.data import Batches, read
 from dessilbi.models import create
 from dessilbi.training import Config, presets, train
@@ -71,7 +72,7 @@ def test_what_it_leaves(filters: Run, tmp_path: Path) -> None:
     }  # fmt: skip
     assert run.environment["command"] == "as typed"
     assert (run.status, Run.open(run.folder).config) == ("new", run.config)
-    assert run.config == finetuning(FILTERS, 2)
+    assert run.config == finetuning(FILTERS, 2).replace(start="network.safetensors")
     assert notes == ["epoch 4, level filter: 50 % of the groups kept"]
     sel = Selection.load(run.selection_file)
     assert (sel.level, sel.source["keep"], sel.source["point"]) == ("filter", 0.5, 4)
@@ -169,7 +170,7 @@ def test_retraining_starts_from_the_first_weights(filters: Run, tmp_path: Path) 
         torch.testing.assert_close(small(x), new(x))
     shapes = pruned(filters, tmp_path / "ft", keep=0.5)
     assert parameters(load_shrunk(shapes.network_file)) == parameters(small)
-    assert run.config == retraining(FILTERS, 3)
+    assert run.config == retraining(FILTERS, 3).replace(start="network.safetensors")
     assert finish(run)["rows"][-1]["network"] == "retrained"
 
 

@@ -108,3 +108,15 @@ def test_it_settles_alike_after_an_interruption(tmp_path: Path) -> None:
 def test_settling_needs_a_path() -> None:
     with pytest.raises(ValueError, match=r"settle_keep=0.1 needs a path"):
         Config(optimizer="sgd", settle_keep=0.1)
+
+
+def test_a_run_that_pauses_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    config = SMALL.replace(epochs=3)
+    train(config, tmp_path / "whole")
+    assert train(config, tmp_path / "parts", until=1)["epoch"] == 1
+    assert Run.open(tmp_path / "parts").status == "paused"
+    assert train(config, tmp_path / "parts", until=1, resume=True)["epoch"] == 1
+    train(config, tmp_path / "parts", resume=True, until=7)
+    assert Run.open(tmp_path / "parts").status == "finished"
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert same(final_state(tmp_path / "parts"), final_state(tmp_path / "whole"))

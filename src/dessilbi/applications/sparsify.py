@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi import files, models
+from dessilbi.applications.moment import Moment
+from dessilbi.applications.schedules import finetuning, retraining
 from dessilbi.path import Path
 from dessilbi.selection import Selection, select
 from dessilbi.surgery import Profile, complete, profile, save_shrunk
@@ -102,17 +104,19 @@ def prune(
     if config.compile == "graph" and find_device(config.device).type != "cuda":
         config = config.replace(compile="none")
     new = retraining(config, retrain) if retrain is not None else finetuning(config, finetune or config.epochs)
+    new = new.replace(start="network.safetensors")
 
-    index, epoch, path, state = _read(run, at)
+    Moment.check(run, at)
     bench = _Bench(config)
     dense = bench.network(run)
     initial = {name: t.clone() for name, t in dense.state_dict().items()}
-    _load(dense, state["model"], run)
+    moment = Moment.of(run, dense, bench.data.shape, at)
+    path, epoch = moment.path, moment.epoch
     whole = profile(dense, bench.example)
     if level != "weight":
         path = _without(path, _heads(dense, bench.example))
     budgets = _budgets(whole, params=params, macs=macs, latency=latency)
-    sel = select(path, index, keep=keep, **budgets, max_prune=max_prune, min_keep=min_keep, level=level, cost=whole)
+    sel = select(path, -1, keep=keep, **budgets, max_prune=max_prune, min_keep=min_keep, level=level, cost=whole)
     sel = complete(dense, sel, bench.example)
     note(f"epoch {epoch:g}, level {level}: {100 * sel.keep:.4g} % of the groups kept")
     masked, shrunk = _masked(dense, sel), cut_down(dense, sel, bench.example)
@@ -187,84 +191,7 @@ def read_table(run: Run) -> Table:
     return table  # type: ignore[no-any-return]
 
 
-# -- how the pruned network is trained -------------------------------------------------------------------------------
-
-
-def finetuning(config: Config, epochs: int) -> Config:
-    """Fine-tuning after a run of this configuration, the paper's: SGD with momentum 0.9 and the run's weight decay.
-
-    The step size is a tenth of the run's, of W: 0.01 after the paper's 0.1 (and κ = 1), divided by 5 after every 0.3 of
-    the epochs: every 120 of 400. After a run whose schedule is not in steps, that schedule is used, without warm-up.
-    After a run of DessiAdamW it is AdamW, otherwise alike.
-    """
-    tenth = _training(config, epochs, config.lr * config.kappa / 10)
-    return tenth.replace(lr_drop=5.0, warmup=0.0)
-
-
-def retraining(config: Config, epochs: int) -> Config:
-    """Training from the initial weights as in a run of this configuration, with SGD (AdamW after DessiAdamW).
-
-    Step size, schedule and warm-up are the run's; drops come after every 0.3 of the epochs: every 60 of 200.
-    """
-    return _training(config, epochs, config.lr * config.kappa)
-
-
-def _training(config: Config, epochs: int, lr: float) -> Config:
-    adaptive = config.optimizer == "dessiadamw"
-    return config.replace(
-        optimizer="adamw" if adaptive else "sgd",
-        optimizer_options=config.optimizer_options if adaptive else {},
-        momentum=0.9,
-        decoupled_weight_decay=False,
-        fused=None,
-        fsdp=False,
-        keep=None,
-        epochs=epochs,
-        lr=lr,
-        lr_every=max(1, round(0.3 * epochs)),
-        patience=None,
-        keep_epochs=(),
-        start="network.safetensors",
-        mask=None,
-    )
-
-
 # -- what is pruned ----------------------------------------------------------------------------------------------------
-
-
-def _read(run: Run, at: int | None) -> tuple[int, float, Path, dict[str, Any]]:
-    """A recorded point (index and epoch), the path, and the state of the run there."""
-    if not run.config.ours:
-        raise ValueError(
-            f"{run.folder}: a run of {run.config.optimizer} leaves no path to select from: train with dessilbi or "
-            "dessiadamw"
-        )
-    if not run.path_file.is_file():
-        raise ValueError(f"{run.folder}: has no path yet: let it train for an epoch")
-    path = Path.load(run.path_file)
-    if at is None:
-        state = run.latest()
-        if state is None or not state["points"]:
-            raise ValueError(f"{run.folder}: has no checkpoint yet: let it train for an epoch")
-        index = state["points"] - 1
-    else:
-        points = [point["point"] for point in path.points]
-        if at not in points:
-            ends = [int(p) for p in points if p == int(p)]
-            there = f"epochs {ends[0]} to {ends[-1]}" if ends else "no whole epoch"
-            raise ValueError(f"{run.folder}: epoch {at} is not on its path, which has {there}")
-        index, state = points.index(at), run.at_epoch(at)
-    return index, path.points[index]["point"], path, state
-
-
-def _load(model: nn.Module, weights: Mapping[str, Tensor], run: Run) -> None:
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        line = " ".join(str(error).split())
-        raise ValueError(
-            f"{run.folder}: the checkpoint is of another network than {run.config.model!r}: {line}"
-        ) from error
 
 
 def _heads(model: nn.Module, example: Tensor) -> set[str]:

@@ -47,6 +47,7 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    until: int | None = None,
     progress: object | None = None,
     command: str = "",
 ) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def train(
         resume: go on from the newest checkpoint that is whole; from the beginning if there is none yet. On a CPU in one
             process the result is bit for bit that of a run that was never stopped, given as many threads.
         overwrite: start anew in the folder of another run.
+        until: pause at the end of this epoch, if the run is longer; resumed, it goes on as if it had not stopped.
         progress: an object with some of the methods ``start(total_epochs, steps_per_epoch)``, ``step(epoch, step,
             loss)`` (counted from 1; the loss only where it is known without waiting), ``epoch(metrics)`` and
             ``note(text)``.
@@ -88,7 +90,7 @@ def train(
     try:
         reporter = Reporter(progress if world.first else None)
         with Interrupts() as interrupts, _tuned(world.device):
-            session = _Session(config, world, reporter, interrupts, Run(folder, config), resume)
+            session = _Session(config, world, reporter, interrupts, Run(folder, config), resume, until)
             with session.mask or contextlib.nullcontext():
                 session.enter(resume, overwrite, command)
                 summary = session.go()
@@ -127,8 +129,16 @@ class _Session:
     """A run in this process: what is built from the configuration, and how far it has come."""
 
     def __init__(
-        self, config: Config, world: World, reporter: Reporter, interrupts: Interrupts, run: Run, resume: bool
+        self,
+        config: Config,
+        world: World,
+        reporter: Reporter,
+        interrupts: Interrupts,
+        run: Run,
+        resume: bool,
+        until: int | None,
     ) -> None:
+        self.last = config.epochs if until is None else min(config.epochs, until)
         self.config, self.world, self.reporter, self.interrupts = config, world, reporter, interrupts
         self.run = run
         start, mask, ticket = (network.find(run, name, resume) for name in ("start", "mask", "ticket"))
@@ -209,7 +219,7 @@ class _Session:
     def go(self) -> dict[str, Any]:
         """Train to the end, or until something stops it."""
         if self._finished():
-            self._set_status("finished")
+            self._set_status(self._outcome())
             return self._summary()
         self._set_status("running")
         self.reporter.start(self.config.epochs, self.steps_per_epoch)
@@ -237,11 +247,14 @@ class _Session:
             self.writer.close()
             if self.board:
                 self.board.close()
-        self._set_status("finished")
+        self._set_status(self._outcome())
         return self._summary()
 
     def _finished(self) -> bool:
-        return self.epoch >= self.config.epochs or self._stopped_early()
+        return self.epoch >= self.last or self._stopped_early()
+
+    def _outcome(self) -> str:
+        return "finished" if self.epoch >= self.config.epochs or self._stopped_early() else "paused"
 
     def _stopped_early(self) -> bool:
         if self.settling is not None and self.settling.settled:

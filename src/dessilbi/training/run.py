@@ -10,7 +10,7 @@ ticket.safetensors    both of a ticket, where the configuration names one (`tick
 selection.safetensors what was selected, of a run that pruning made
 table.json            what that cost and gained
 environment.json      versions, device, commit, command
-status.json           running, finished, interrupted, diverged, failed
+status.json           running, finished, paused, interrupted, diverged, failed
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """new, running, killed, finished, interrupted, diverged or failed.
+        """new, running, killed, finished, paused, interrupted, diverged or failed.
 
         A run that was killed had no time to say so: it counts as killed if its process is gone from this machine.
         """

@@ -58,7 +58,7 @@ def test_select_shrink_and_fine_tune(prune):
     assert lines[0] == "epoch 3, level filter: 50 % of the groups kept"
     assert [line.split()[:2] for line in lines[1:3]] == [["epoch", "1/2"], ["epoch", "2/2"]]
     assert lines[3] == "run-filter: lenet5 on digits, from epoch 3 of run"
-    assert shown(result.out, "network") == ["network accuracy params non-zero MACs file".split()]
+    assert shown(result.out, "network") == [["network", "accuracy", "params", "non-zero", "MACs", "file"]]
     rows = table("run-filter")["rows"]
     found = shown(result.out, *(row["network"] for row in rows))
     assert [line[0] for line in found] == ["dense", "selected", "shrunk", "fine-tuned"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,19 +28,18 @@ class Ticket:
     Args:
         selection: what is kept.
         weights: the network's state at the point of rewinding, as `state_dict()` has it.
-        facts: plain data: the `data` set that it was found on and its number of `classes`; what else is worth knowing.
+        facts: plain data: the `data` set that it was found on, and what else is worth knowing.
 
     Example:
-        >>> ticket = Ticket(sel, early_weights, {"data": "mnist", "classes": 10})
+        >>> ticket = Ticket(sel, early_weights, {"data": "mnist"})
         >>> ticket.save("lenet.ticket")
         >>> with Ticket.load("lenet.ticket").place(model, "mnist").apply(model):
         ...     train(model)
     """
 
     def __init__(self, selection: Selection, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        for name in ("data", "classes"):
-            if name not in facts:
-                raise ValueError(f"facts lack {name!r}: say on which data set, and on how many classes, it was found")
+        if "data" not in facts:
+            raise ValueError("facts lack 'data': say on which data set the ticket was found")
         self.selection = selection
         self.facts = dict(facts)
         self.weights: dict[str, Tensor] = {}
@@ -66,7 +66,7 @@ class Ticket:
         """
         inner = _unwrap(model)
         there = {_clean(name): value for name, value in inner.state_dict().items()}
-        fresh = set() if data == self.facts["data"] else _head(inner)
+        fresh = set() if _classes(data) == _classes(self.facts["data"]) else _head(inner)
         for name, value in self.weights.items():
             if name not in there:
                 raise ValueError(f"the ticket has {name!r} and the network has not: it is of another network")
@@ -124,6 +124,11 @@ class Ticket:
         """The mask of a tensor of which single weights are kept."""
         mask = self.selection.get(name)
         return mask if mask is not None and mask.shape == self.weights[name].shape and mask.ndim > 0 else None
+
+
+def _classes(data: str) -> str:
+    """The name of a data set without a limit such as [:5000], which leaves the classes as they are."""
+    return re.sub(r"\[:[^\]]*\]", "", data)
 
 
 def _head(model: nn.Module) -> set[str]:

@@ -21,7 +21,7 @@ SGD = SMALL.replace(optimizer="sgd", keep=None, checkpoint_every=5, epochs=2)
 def ticket(tmp_path: Path) -> Path:
     torch.manual_seed(1)
     masks = {"0.weight": torch.rand(6, 1, 3, 3) < 0.5, "5.weight": torch.rand(10, 54) < 0.2}
-    Ticket(Selection(masks), tiny().state_dict(), {"data": "digits", "classes": 10}).save(tmp_path / "one.ticket")
+    Ticket(Selection(masks), tiny().state_dict(), {"data": "digits"}).save(tmp_path / "one.ticket")
     return tmp_path / "one.ticket"
 
 

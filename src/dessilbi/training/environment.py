@@ -24,7 +24,7 @@ def facts(world: World, command: str = "") -> dict[str, Any]:
         "command": command or " ".join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "dessilbi": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -37,7 +37,7 @@ def facts(world: World, command: str = "") -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout that this code runs from, with a + if files were changed; None outside of one."""
     folder = Path(__file__).parent
 

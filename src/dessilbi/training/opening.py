@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,17 @@ def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
         return _of_start(run)
     if state is None:
         raise ValueError(f"{folder}: the run has no checkpoint yet: let it train for an epoch")
-    weights = state["model"]
+    network, shape = network_of(run, state["model"])
+    try:
+        network.load_state_dict(state["model"])
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"{folder}: the checkpoint is of another network than {run.config.model!r}: {line}") from error
+    return network, shape
+
+
+def network_of(run: Run, weights: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...] | None]:
+    """The network of a run that has such weights, without them, and the shape of its images where that is known."""
     shape, classes = _of_data(run.config, weights)
 
     def dense() -> nn.Module:
@@ -68,15 +79,8 @@ def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
     if run.network_file.is_file():
         from dessilbi.surgery import load_shrunk
 
-        network = load_shrunk(run.network_file, factory=dense)
-    else:
-        network = dense()
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        line = " ".join(str(error).split())
-        raise ValueError(f"{folder}: the checkpoint is of another network than {run.config.model!r}: {line}") from error
-    return network, shape
+        return load_shrunk(run.network_file, factory=dense), shape
+    return dense(), shape
 
 
 def _of_start(run: Run) -> tuple[nn.Module, tuple[int, ...] | None]:
@@ -94,7 +98,7 @@ def _of_start(run: Run) -> tuple[nn.Module, tuple[int, ...] | None]:
     return network, None if known is None else tuple(known)
 
 
-def _of_data(config: Config, weights: dict[str, Any]) -> tuple[tuple[int, ...] | None, int | None]:
+def _of_data(config: Config, weights: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, int | None]:
     """The shape of an image and the number of classes, as far as they are known without the files of the data."""
     from dessilbi.data import catalog
 

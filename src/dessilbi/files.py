@@ -1,4 +1,7 @@
-"""How nouns travel: safetensors with a JSON header, written atomically, loaded without running code."""
+"""How nouns travel: safetensors with a JSON header, written atomically, loaded without running code.
+
+Torch is imported only where its tensors travel: the process that times onnxruntime reads files without it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+if TYPE_CHECKING:
+    import torch
 
 _KEY = "dessilbi"
 _NUMPY = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -82,6 +87,8 @@ def load_arrays(file: str | os.PathLike[str], kind: str, version: int) -> tuple[
 
 def array(value: torch.Tensor) -> tuple[np.ndarray, str]:
     """The elements of a tensor in a row, and its dtype; NumPy has no bfloat16 and no float8: their bytes."""
+    import torch
+
     dtype = str(value.dtype).removeprefix("torch.")
     flat = value.detach().cpu().contiguous().view(-1)
     return (flat if dtype in _NUMPY else flat.view(torch.uint8)).numpy(), dtype
@@ -89,6 +96,8 @@ def array(value: torch.Tensor) -> tuple[np.ndarray, str]:
 
 def tensor(flat: np.ndarray, dtype: str) -> torch.Tensor:
     """The elements that `array` made a row of."""
+    import torch
+
     if not isinstance(kind := getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"there is no dtype {dtype!r}")
     return torch.from_numpy(flat.copy()).view(kind)

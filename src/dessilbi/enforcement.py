@@ -27,6 +27,15 @@ class MaskHandle:
         alive = self._alive.get(id(p))
         return self._masks[id(p)] != 0 if alive is not None and alive() is p else None
 
+    @torch.no_grad()
+    def change(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Other masks for parameters that have one, in place: a CUDA graph of a step holds on to the old ones."""
+        for p, mask in pairs:
+            if self.mask(p) is None:
+                raise ValueError(f"a parameter of shape {tuple(p.shape)} has no mask here to be changed")
+            self._masks[id(p)].copy_(mask)
+            p.masked_fill_(~mask, 0)
+
     def remove(self) -> None:
         """End it; the weights stay as they are and may move again."""
         self._hook.remove()

@@ -140,8 +140,8 @@ def _macs(graph: Graph, plan: Plan | None, node: fx.Node) -> int:
     assert isinstance(rule, Affine)
     x, name, _ = rule.parts(graph, node)
     axis, groups = rule.channel_axis(graph, node), rule.groups(graph, node)
-    if plan is not None and groups > 1:
-        groups = plan.groups(str(name))
+    if plan is not None and name in graph.grouped:
+        groups = plan.groups(name)
     if "conv" not in full_name(node):
         return out.numel() * shape(x)[axis]
     kernel = shape_of(call["weight"])[2:].numel()

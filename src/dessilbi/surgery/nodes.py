@@ -74,6 +74,12 @@ def in_place(node: fx.Node) -> bool:
     return bool(schema is not None and schema.is_mutable and full_name(node).endswith("_"))
 
 
+def returns_nothing(node: fx.Node) -> bool:
+    """Whether the operator has no output and changes nothing."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and not schema.returns and not schema.is_mutable)
+
+
 def call_of(node: fx.Node, resolve: Callable[[fx.Node], fx.Node]) -> dict[str, Any]:
     """The arguments by their names, defaults filled in."""
     schema = getattr(node.target, "_schema", None)

@@ -50,8 +50,9 @@ def resize(model: nn.Module, plan: Plan, cuts: Mapping[str, Cut], *, adapt: bool
             model.set_submodule(path, Rearranged(model.get_submodule(path), plan.arrangement(node), axis))
     for path, width in plan.graph.attention.items():
         cut = cuts.get(f"{path}.in_proj_weight")
-        if cut is not None and 0 in cut.index:
-            heads = cut.index[0].view(3, -1, width)[0, :, 0] // width
+        if cut is not None:
+            rows = cut.index.get(0, torch.arange(cut.shape[0]))
+            heads = rows.view(3, -1, width)[0, :, 0] // width
             model.set_submodule(path, HeadAttention.of(model.get_submodule(path), heads.tolist()))  # type: ignore[arg-type]
     made: dict[int, Tensor] = {}
     for path, module in model.named_modules():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx
 
-from dessilbi.surgery.nodes import in_place, name_of
+from dessilbi.surgery.nodes import in_place, name_of, returns_nothing
 from dessilbi.surgery.rules.affine import Addmm, Affine, Embedding
 from dessilbi.surgery.rules.base import CONSTANT, PINNED, UNKNOWN, Rule, listed
 from dessilbi.surgery.rules.elementwise import Binary, Clamp, Power, Prelu, Softmax, Unary
@@ -89,10 +89,27 @@ def find(g: Graph, n: fx.Node) -> Rule:
     if n.target is operator.getitem:
         return _RULES["getitem"]
     reads, rule = g.inputs(n), _RULES.get(name_of(n), UNKNOWN)
+    if returns_nothing(n):  # an assertion about a type, which torch.export writes beside a conversion
+        return CONSTANT
     value = n.meta.get("val")
     whole = isinstance(value, Tensor) and not value.is_floating_point()  # indices and masks
     if not reads or ((rule is UNKNOWN or whole) and not any(a.any() for x in reads for a in listed(g.present(x)))):
         return CONSTANT
-    if in_place(n) and isinstance(g.rules.get(reads[0]), (Movement, Getitem)):
+    if in_place(n) and not name_of(n).endswith("dropout") and _is_seen(g, reads[0]):
         return UNKNOWN  # writing into a view changes what it is a view of
     return rule
+
+
+def _is_seen(g: Graph, view: fx.Node) -> bool:
+    """Whether anything else reads the memory that a view looks at."""
+    while isinstance(g.rules.get(view), (Movement, Getitem)):
+        sources = g.inputs(view)
+        if len(sources) != 1:
+            return True
+        own = [sources[0]]
+        while in_place(own[-1]):
+            own.append(own[-1].all_input_nodes[0])
+        if {user for x in own for user in x.users} - {*own, view}:
+            return True
+        view = own[-1]
+    return False

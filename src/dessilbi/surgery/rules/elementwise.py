@@ -40,19 +40,37 @@ class Unary(Rule):
         f.need(f.graph.inputs(n)[0], out)
 
 
-class Clamp(Unary):
+class _Bounded(Unary):
+    """On numbers, or on tensors of one element; other tensors keep all channels."""
+
     def __init__(self) -> None:
         super().__init__(True)
 
+    def link(self, g: Graph, n: fx.Node) -> None:
+        if all(shape_of(x).numel() == 1 for x in g.inputs(n)[1:]):
+            super().link(g, n)
+        else:
+            PINNED.link(g, n)
+
+    def zero(self, f: Flow, n: fx.Node) -> Tensor:
+        return no(f.graph.atoms[n]) if n in f.graph.pinned else super().zero(f, n)
+
+    def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
+        if n in f.graph.pinned:
+            Rule.live(self, f, n, out)
+        else:
+            super().live(f, n, out)
+
+
+class Clamp(_Bounded):
     def keeps_zero(self, call: dict[str, Any]) -> bool:
         low, high = call.get("min", call.get("min_val")), call.get("max", call.get("max_val"))
+        if isinstance(low, fx.Node) or isinstance(high, fx.Node):
+            return False
         return (low is None or low <= 0) and (high is None or high >= 0)
 
 
-class Power(Unary):
-    def __init__(self) -> None:
-        super().__init__(True)
-
+class Power(_Bounded):
     def keeps_zero(self, call: dict[str, Any]) -> bool:
         exponent = call.get("exponent")
         return isinstance(exponent, (int, float)) and exponent > 0

@@ -13,7 +13,7 @@ from dessilbi.surgery.nodes import (
     shape_of,
     varying,
 )
-from dessilbi.surgery.rules.base import Rule, fixed
+from dessilbi.surgery.rules.base import Rule, fixed, no
 from dessilbi.surgery.rules.elementwise import Unary
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Reduction(Rule):
     def zero(self, f: Flow, n: fx.Node) -> Any:
         if isinstance(f.graph.atoms[n], list):
             return super().zero(f, n)
+        if name_of(n) == "logsumexp":
+            return no(f.graph.atoms[n])
         zero = f.zero_of(f.graph.inputs(n)[0])
         for d in self.axes(f.graph, n):
             zero = zero.all(d, keepdim=True)

@@ -3,6 +3,9 @@
 Han, Pool, Tran, Dally, "Learning both weights and connections for efficient neural networks", NeurIPS 2015. On a
 network trained to the end, with its weights rewound, the mask is the one-shot ticket of Frankle, Carbin, "The lottery
 ticket hypothesis: finding sparse, trainable neural networks", ICLR 2019.
+
+With ``conv="filter"`` it is filter pruning by l1 norms: Li, Kadav, Durdanovic, Samet, Graf, "Pruning filters for
+efficient ConvNets", ICLR 2017.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def magnitude(
     linear: str | None = "weight",
     exclude: Excluded = (),
 ) -> Selection:
-    """Keep the largest |w|; at the filter level the filters of largest ‖W_g‖₁.
+    """Keep the largest |w|; at the filter level the filters of largest ‖W_g‖₁ (Li et al., ICLR 2017).
 
     Global magnitudes may empty whole layers at small `keep`; "lamp" is the fair form (see
     :mod:`~dessilbi.baselines.allocation`). Filters of different layers differ in size, hence in norm: use "uniform".

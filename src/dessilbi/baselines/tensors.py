@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dessilbi.groups import Partition, Slices, entry, partition
 from dessilbi.optim import param_groups
@@ -53,6 +54,17 @@ def prunable(
 ) -> dict[str, nn.Parameter]:
     """The parameters to be pruned, by name and in the model's order: those that `param_groups` penalises."""
     return {name: p for name, (p, _) in partitioned(model, conv, linear, exclude).items()}
+
+
+def check_moved(found: Mapping[str, tuple[Tensor, Partition]], optimizer: Optimizer) -> None:
+    """Raise a ValueError if the optimizer does not move one of these parameters."""
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, (p, _) in found.items():
+        if id(p) not in moved:
+            raise ValueError(
+                f"{name} is not one of the optimizer's parameters: make the optimizer of this model, or leave it out "
+                f"(exclude={name!r})"
+            )
 
 
 def size(x: Tensor, part: Partition, ord: float = 1) -> Tensor:

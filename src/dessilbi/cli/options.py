@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "lam": "Threshold λ. With --keep it follows the target instead.",
         "keep": "Fraction of groups to keep in the end, such as 0.06.",
         "ramp": "Part of the run over which the support grows to --keep.",
+        "sparse_start": "Fraction of the weights that linbreg and adabreg start with.",
         "scaling": "Magnitude scaling: compare layers on one scale.",
         "beta_min": "Smallest factor of the magnitude scaling.",
     },

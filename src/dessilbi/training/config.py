@@ -35,7 +35,8 @@ class Config:
         flip: mirror half of the images, where a mirrored image is one that could be in the set: cifar10, cifar100,
             fashion-mnist. Ignored for digits.
         epochs, batch: how long, and how many images a step, over all processes together.
-        optimizer: ``dessilbi``, ``dessiadamw``, or any class of torch.optim, in any case.
+        optimizer: ``dessilbi``, ``dessiadamw``, any class of torch.optim, in any case, or one of the optimizers of
+            :mod:`dessilbi.baselines`: ``adabound``, ``linbreg``, ``adabreg``.
         optimizer_options: further arguments of the optimizer, such as ``{"betas": [0.9, 0.95]}``.
         method, method_options: what accompanies the optimizer: one of the baselines that act during training, and its
             arguments, such as ``{"keep": 0.1}``: ``gradual`` (magnitude pruning on the cubic schedule),
@@ -46,6 +47,9 @@ class Config:
         conv, linear, exclude: what is sparse, as in :func:`dessilbi.param_groups`; ``none`` for not penalised.
         keep, ramp: let :class:`~dessilbi.TargetThreshold` set λ so that this fraction of the groups is kept in the end;
             `lam` then plays no part.
+        sparse_start: the fraction that a network trained by ``linbreg`` or ``adabreg`` starts with, of what `conv`,
+            `linear` and `exclude` name (see :func:`dessilbi.baselines.sparse_start`); 1 for all of it. What `start`,
+            `mask` or `ticket` give is left as it is.
         schedule: ``step`` divides lr by `lr_drop` every `lr_every` epochs, or after those of `lr_at`; ``cosine`` takes
             it to zero at the end of the run; ``constant`` leaves it. The first two are those of the paper and the usual
             one.
@@ -116,6 +120,7 @@ class Config:
     exclude: tuple[str, ...] = ()
     keep: float | None = None
     ramp: float = 0.3
+    sparse_start: float = 0.01
 
     device: str = "auto"
     precision: Literal["float32", "bf16", "fp16"] = "float32"
@@ -152,6 +157,8 @@ class Config:
                                  "zero; set fsdp=False")  # fmt: skip
         if self.fsdp and self.method != "none":
             raise ValueError(f"method={self.method!r} with fsdp=True: it works on whole tensors; set fsdp=False")
+        if self.fsdp and self.bregman:
+            raise ValueError(f"optimizer={self.optimizer!r} with fsdp=True: it works on whole tensors; set fsdp=False")
         if self.mask is not None and self.ticket is not None:
             raise ValueError(f"mask={self.mask!r} and ticket={self.ticket!r}: a ticket has its mask; give one of them")
         if self.method == "none" and self.method_options:
@@ -169,6 +176,16 @@ class Config:
     def ours(self) -> bool:
         """Whether the optimizer leaves a path."""
         return self.optimizer in ("dessilbi", "dessiadamw")
+
+    @property
+    def bregman(self) -> bool:
+        """Whether the weights themselves are sparse while they are trained."""
+        return self.optimizer in ("linbreg", "adabreg")
+
+    @property
+    def starts_sparse(self) -> bool:
+        """Whether most initial weights are set to zero: where they are to be sparse and nobody has given them."""
+        return self.bregman and self.start is None and self.mask is None and self.ticket is None
 
     def replace(self, **changes: Any) -> Config:
         """A copy with other values."""
@@ -276,6 +293,7 @@ _RULES: dict[str, _Rule] = {
     "beta_min": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
     "keep": (lambda x: 0 < x <= 1, "a fraction in (0, 1], such as 0.06; leave it out for a constant lam"),
     "ramp": (lambda x: 0 <= x <= 1, "a fraction in [0, 1]"),
+    "sparse_start": (lambda x: 0 < x <= 1, "a fraction in (0, 1], such as 0.01; 1 for a dense start"),
     "clip": _above(0),
     "label_smoothing": (lambda x: 0 <= x < 1, "a number in [0, 1)"),
 }

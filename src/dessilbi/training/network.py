@@ -17,7 +17,8 @@ from dessilbi.training.step import autocast
 def build(config: Config, data: Data, device: torch.device, start: Path | None = None) -> nn.Module:
     """The network that the configuration names, for the classes and channels of the data, on the device.
 
-    With a file `start`, that network: what became of the one that the configuration names.
+    With a file `start`, that network: what became of the one that the configuration names. What is to be trained by
+    Bregman iterations is made sparse.
     """
 
     def new() -> nn.Module:
@@ -31,6 +32,11 @@ def build(config: Config, data: Data, device: torch.device, start: Path | None =
         model = load_shrunk(start, new).to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.starts_sparse:
+        from dessilbi.baselines import sparse_start
+
+        conv, linear = (None if kind == "none" else kind for kind in (config.conv, config.linear))
+        sparse_start(model, config.sparse_start, conv=conv, linear=linear, exclude=config.exclude)
     _check(config, model, data, device)
     return model
 

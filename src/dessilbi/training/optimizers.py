@@ -35,6 +35,8 @@ def build(config: Config, model: nn.Module, device: torch.device, shape: Sequenc
     if config.fused is not None and "fused" in known:
         options["fused"] = config.fused
     captured = config.compile == "graph"
+    if captured and config.bregman:
+        raise ValueError(f"optimizer={config.optimizer!r} cannot be captured in a CUDA graph: set compile='none'")
     # A graph reads its hyperparameters on the device: tensors, changed in place between replays.
     lr: Any = torch.tensor(config.lr, device=device) if captured else config.lr
     params: Any = [p for p in model.parameters() if p.requires_grad]

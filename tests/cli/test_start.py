@@ -55,5 +55,5 @@ def test_the_commands_of_the_first_page_exist(cli):
     for line in lines:
         arguments = line.split()
         # Nothing is run: an unknown command, preset or option is a matter of the arguments.
-        extra = {"train": ["--dry-run"], "data": ["--help"], "show": ["--help"]}.get(arguments[0], [])
+        extra = {"train": ["--dry-run"], "models": [], "presets": []}.get(arguments[0], ["--help"])
         assert cli(*arguments, *extra).status == 0, line

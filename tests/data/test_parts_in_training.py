@@ -28,7 +28,7 @@ def test_a_run_on_five_classes(tmp_path: Path) -> None:
     assert run.config.data == "digits[0-4]"
     state = run.latest()
     assert state is not None
-    assert [len(value) for value in state["model"].values()][-1] == 5
+    assert len(list(state["model"].values())[-1]) == 5
     network, shape, _ = open_network(tmp_path / "run")
     assert shape == (1, 8, 8)
     assert network(torch.zeros(2, 1, 8, 8)).shape == (2, 5)

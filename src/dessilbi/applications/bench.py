@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,29 @@ from torch import Tensor, nn
 from dessilbi.applications import tickets
 from dessilbi.applications.schedules import finetuning, ticket_training
 from dessilbi.selection import Selection
+from dessilbi.surgery import profile
 from dessilbi.ticket import Ticket
-from dessilbi.training import datasets, step, train
+from dessilbi.training import datasets, network, randomness, train
 from dessilbi.training.config import Config
 from dessilbi.training.distribution import find_device
-from dessilbi.training.opening import network_of
 from dessilbi.training.run import Run
 
+# As many as SNIP's authors take of ten classes, ten times over.
+_IMAGES = 1000
+
 Note = Callable[[str], object]
+
+
+class Found(NamedTuple):
+    """What a method has found, and what it cost."""
+
+    selection: Selection
+    run: Run
+    """Whose weights the ticket starts from."""
+    epoch: int
+    """The one of that run at whose end it was found; 0 is before the first."""
+    steps: int
+    """Training steps that it took, of all runs together."""
 
 
 class Bench:
@@ -33,17 +49,28 @@ class Bench:
             sparse in it (`conv`, `linear`, `exclude`) is what all methods prune. It is stopped as early as it is asked.
         epochs: of the final training, which is also how long dense networks are trained.
         rewind: the epoch to whose weights tickets go back; None: they go on from where they were found, fine-tuned.
+        points: epochs that methods will ask for; checkpoints of these stay.
+        source: the bench of the data set that tickets are brought from.
         note: is told what is trained.
 
     Several processes may work in one folder: a run is trained by one of them, and the others wait for it.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], search: Config, epochs: int, rewind: int | None, note: Note = lambda _: None
+        self,
+        folder: str | os.PathLike[str],
+        search: Config,
+        epochs: int,
+        rewind: int | None = tickets.REWIND,
+        points: tuple[int, ...] = (),
+        source: Bench | None = None,
+        note: Note = lambda _: None,
     ) -> None:
         self.folder = FilePath(folder)
         self.search_config = search
         self.epochs, self.rewind = epochs, rewind
+        self.points = points
+        self.source = source
         self.note = note
 
     @property
@@ -63,102 +90,116 @@ class Bench:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def dense(self, at: Iterable[int] = ()) -> Run:
-        """The dense network, trained to the end, with checkpoints of these epochs."""
-        return self.run("dense", self.training_config, at=at)
+    def dense(self, until: int | None = None) -> Run:
+        """The dense network, trained up to an epoch or to the end."""
+        return self.run("dense", self.training_config, until)
 
-    def search(self, at: int) -> Run:
+    def search(self, until: int) -> Run:
         """DessiLBI up to the end of an epoch."""
-        if at > self.search_config.epochs:
-            raise ValueError(f"epoch {at} is after the end of the search, which has epochs={self.search_config.epochs}")
-        return self.run("dessilbi", self.search_config, at=[at], until=at)
+        if until > self.search_config.epochs:
+            raise ValueError(
+                f"epoch {until} is after the end of the search, which has epochs={self.search_config.epochs}"
+            )
+        return self.run("dessilbi", self.search_config, until)
 
     def settled(self, keep: float) -> Run:
         """DessiLBI up to the epoch at which the selection of this fraction has settled."""
         return self.run(f"dessilbi-settled-{keep:g}", self.search_config.replace(settle_keep=keep))
 
     def train(self, name: str, ticket: Ticket) -> Run:
-        """A ticket, trained; with `rewind` None, fine-tuned."""
-        file = self.folder / f"{name}.ticket"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        ticket.save(file)
-        config = self.training_config if self.rewind is not None else finetuning(self.search_config, self.epochs)
-        config = tickets.transferred(ticket, config)
-        return self.run(name, config.replace(ticket=str(file)))
+        """A ticket, trained to the end; with `rewind` None, fine-tuned."""
+        config = finetuning(self.search_config, self.epochs) if self.rewind is None else self.training_config
+        config = config.replace(ticket="ticket.safetensors")
+        return self.run(name, config, write=lambda made: ticket.save(made.ticket_file))
 
-    def run(self, name: str, config: Config, at: Iterable[int] = (), until: int | None = None) -> Run:
-        """A run of this configuration, trained up to an epoch or to its end, with checkpoints of the epochs `at` and
-        of the one to rewind to."""
+    def run(
+        self, name: str, config: Config, until: int | None = None, write: Callable[[Run], object] | None = None
+    ) -> Run:
+        """A run of this configuration, trained up to an epoch or to its end, with the checkpoints that are asked for.
+
+        `write` gives a new folder the files that the configuration names.
+        """
         from filelock import FileLock
 
+        if config.ticket is None:
+            kept = {0, *self.points, *(() if self.rewind is None else (self.rewind,))}
+            config = config.replace(keep_epochs=tuple(sorted(epoch for epoch in kept if epoch <= config.epochs)))
+        config = config.replace(keep_checkpoints=1)
+        if until is not None:
+            # Tickets that were found before go back to there all the same.
+            until = max(until, self.rewind or 0, 1)
         folder = self.folder / name
         folder.parent.mkdir(parents=True, exist_ok=True)
-        rewind = () if self.rewind is None else (self.rewind,)
-        config = config.replace(keep_epochs=tuple(sorted({*at, *rewind})), keep_checkpoints=1)
         with FileLock(folder.with_name(f".{folder.name}.lock")):
-            run, anew = self._there(folder, config)
-            if run is not None and not anew and (until is None or run.metrics()) and _is_done(run, until):
+            run = Run.open(folder) if (folder / "config.toml").is_file() else None
+            if run is not None and _lacks(run, config):
+                run = None
+            if run is not None and _is_done(run, until):
                 return run
-            self.note(f"{folder}: {'goes on' if run is not None and not anew else 'training'}")
-            if run is not None:
-                config = config.replace(keep_epochs=tuple(sorted({*config.keep_epochs, *run.config.keep_epochs})))
-            train(config, folder, resume=run is not None and not anew, overwrite=anew, until=until, command="compare")
+            self.note(f"{folder}: {'training' if run is None else 'goes on'}")
+            if run is None:
+                run = Run.create(folder, config, folder.exists(), write)
+            train(config, folder, resume=True, until=until, command="compare")
         return Run.open(folder)
 
-    @staticmethod
-    def _there(folder: FilePath, config: Config) -> tuple[Run | None, bool]:
-        """The run in a folder, and whether it must be trained anew for want of a checkpoint that is gone."""
-        if not (folder / "config.toml").is_file():
-            return None, False
-        run = Run.open(folder)
-        done = len(run.metrics())
-        kept = set(run.kept_epochs())
-        return run, any(epoch <= done and epoch not in kept for epoch in config.keep_epochs)
+    # -- what methods need beside runs ---------------------------------------------------------------------------
 
-    # -- what they need beside runs ------------------------------------------------------------------------------
+    def network(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """The network with these weights, or with the initial ones, on the CPU."""
+        randomness.seed_all(self.seed)
+        model = network.build(self.search_config, self._data, torch.device("cpu"))
+        if weights is not None:
+            model.load_state_dict(dict(weights))
+        return model.eval()
 
-    def network(self, weights: dict[str, Tensor]) -> nn.Module:
-        """The network with these weights, on the CPU."""
-        model, _ = network_of(self.dense_or_search(), weights)
-        model.load_state_dict(weights)
-        return model
+    @property
+    def images(self) -> tuple[Tensor, Tensor]:
+        """The first thousand images of training, as the first epoch draws them, and their labels."""
+        drawn: list[tuple[Tensor, Tensor]] = []
+        for draw in self._data.train.tickets(0):
+            drawn.append(self._data.train.load(draw))
+            if sum(len(labels) for _, labels in drawn) >= _IMAGES:
+                break
+        images, labels = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        return images[:_IMAGES], labels[:_IMAGES]
 
-    def dense_or_search(self) -> Run:
-        """Any run of the network that is there, for its shape."""
-        return Run(self.folder / "dense", self.training_config)
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of the dense network for one image."""
+        return profile(self.network(), torch.zeros(1, *self._data.shape)).macs
 
-    def weights(self, run: Run, at: int | None = None) -> dict[str, Tensor]:
-        """The weights of a run at the end of an epoch, or of the last."""
-        state = run.latest() if at is None else run.at_epoch(at)
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._data.train)
+
+    def ticket(self, found: Found, **facts: Any) -> Ticket:
+        """What was found, with the weights that it starts from."""
+        epoch = found.epoch if self.rewind is None else self.rewind
+        state = found.run.latest() if epoch >= len(found.run.metrics()) else found.run.at_epoch(epoch)
         assert state is not None
-        weights: dict[str, Tensor] = state["model"]
-        return weights
-
-    def ticket(self, sel: Selection, run: Run, at: float, **facts: Any) -> Ticket:
-        """A ticket of a selection that was made at an epoch of a run, with the weights of that run to rewind to."""
-        end = at if at < run.config.epochs else None
-        weights = self.weights(run, int(at) if end is not None else None) if self.rewind is None else None
-        if weights is None:
-            weights = self.weights(run, self.rewind)
-        return tickets.made(sel, weights, run.config, at=at, rewind=self.rewind, run=str(run.folder), **facts)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the comparison says what is lost
+            return tickets.made(
+                found.selection,
+                state["model"],
+                found.run.config,
+                at=found.epoch,
+                rewind=self.rewind,
+                run=str(found.run.folder),
+                **facts,
+            )
 
     @cached_property
-    def images(self) -> tuple[Tensor, Tensor]:
-        """The first thousand images of training and more, as the first epoch draws them, and their labels."""
-        config = self.training_config
-        device = find_device(config.device)
-        data = datasets.build(config, device, step.DTYPES["float32"])
-        drawn, count = [], 0
-        for ticket in data.train.tickets(0):
-            drawn.append(data.train.load(ticket))
-            count += len(drawn[-1][1])
-            if count >= 1000:
-                break
-        images, labels = zip(*drawn, strict=True)
-        return torch.cat(images).float().cpu(), torch.cat(labels).cpu()
+    def _data(self) -> datasets.Data:
+        find_device(self.search_config.device)
+        return datasets.build(self.training_config, torch.device("cpu"), torch.float32)
+
+
+def _lacks(run: Run, config: Config) -> bool:
+    """Whether a checkpoint is asked for that the run went past."""
+    done, kept = len(run.metrics()), set(run.kept_epochs())
+    return any(epoch not in kept for epoch in config.keep_epochs if epoch <= done and (epoch or done))
 
 
 def _is_done(run: Run, until: int | None) -> bool:
-    if run.status == "finished":
-        return True
-    return until is not None and run.status == "paused" and len(run.metrics()) >= until
+    return run.status == "finished" or (until is not None and run.status == "paused" and len(run.metrics()) >= until)

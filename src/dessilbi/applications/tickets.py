@@ -51,22 +51,37 @@ def find(
             the ticket is a pruned network, to be fine-tuned.
         max_prune, min_keep, level: as in :func:`dessilbi.select`.
     """
-    Moment.check(run, at)
-    state = run.latest() if at is None else run.at_epoch(at)
-    if state is None:
-        raise ValueError(f"{run.folder}: has no checkpoint yet: let it train for an epoch")
-    model, shape = network_of(run, state["model"])
-    moment = Moment.of(run, model, shape or (), at)
+    moment = moment_of(run, at)
     sel = select(moment.path, keep=keep, max_prune=max_prune, min_keep=min_keep, level=level)
     weights = moment.weights if rewind is None else run.at_epoch(rewind)["model"]
     return made(sel, weights, run.config, method="dessilbi", at=moment.epoch, rewind=rewind, run=str(run.folder))
 
 
+def moment_of(run: Run, at: int | None = None) -> Moment:
+    """A run of DessiLBI at the end of an epoch, or where it is."""
+    Moment.check(run, at)
+    state = run.latest() if at is None else run.at_epoch(at)
+    if state is None:
+        raise ValueError(f"{run.folder}: has no checkpoint yet: let it train for an epoch")
+    model, shape = network_of(run, state["model"])
+    return Moment.of(run, model, shape or (), at)
+
+
 def made(sel: Selection, weights: Mapping[str, Tensor], config: Config, **facts: Any) -> Ticket:
     """A ticket that a run of this configuration led to, with its provenance."""
-    _warn_of_lost(sel)
+    if lost := emptied(sel):
+        warnings.warn(
+            f"nothing is kept of {', '.join(lost)}: what it feeds has nothing to learn from; keep more, or allocate by "
+            "layer",
+            stacklevel=3,
+        )
     known = {"data": config.data, "keep": sel.keep, "seed": config.seed, "commit": commit()}
     return Ticket(sel, weights, {**known, **facts, "config": config.to_dict()})
+
+
+def emptied(sel: Selection) -> list[str]:
+    """The tensors of which not one weight is kept: the ruin of most networks, unless whole layers are selected."""
+    return [name for name, mask in sel.items() if not mask.any()] if sel.level == "weight" else []
 
 
 def training(ticket: Ticket, epochs: int = 160, data: str | None = None) -> Config:
@@ -77,16 +92,11 @@ def training(ticket: Ticket, epochs: int = 160, data: str | None = None) -> Conf
     if "config" not in ticket.facts:
         raise ValueError("the ticket does not say how it was found (facts['config']): give a configuration of your own")
     config = ticket_training(Config.from_dict(ticket.facts["config"]), epochs)
-    return config if data is None else config.replace(data=data, input_shape=_common_shape(config, data))
+    return config if data is None else config.replace(data=data, input_shape=common_shape(config, data))
 
 
-def transferred(ticket: Ticket, config: Config) -> Config:
-    """A configuration of training on other data, with the images as the ticket's network takes them."""
-    source = Config.from_dict(ticket.facts["config"])
-    return config.replace(input_shape=_common_shape(source, config.data))
-
-
-def _common_shape(source: Config, data: str) -> tuple[int, ...] | None:
+def common_shape(source: Config, data: str) -> tuple[int, ...] | None:
+    """The `input_shape` that lets the network of a run take other data: its channels, the larger height and width."""
     own, other = source.input_shape or shape_of(source.data), shape_of(data)
     if own is None or other is None or own == other:
         return source.input_shape
@@ -102,15 +112,10 @@ def shape_of(data: str) -> tuple[int, ...] | None:
 
 def load(file: str | os.PathLike[str]) -> Ticket:
     """A ticket, from its file or from the folder of a run that trains it."""
-    place = FilePath(file)
-    return Ticket.load(Run.open(place).ticket_file if place.is_dir() else place)
+    return Ticket.load(file_of(file))
 
 
-def _warn_of_lost(sel: Selection) -> None:
-    lost = [name for name, mask in sel.items() if not mask.any()]
-    if lost and sel.level == "weight":
-        warnings.warn(
-            f"nothing is kept of {', '.join(lost)}: what it feeds has nothing to learn from; keep more, or allocate by "
-            "layer",
-            stacklevel=3,
-        )
+def file_of(place: str | os.PathLike[str]) -> FilePath:
+    """The file of a ticket, which may be in the folder of a run."""
+    found = FilePath(place)
+    return Run.open(found).ticket_file if found.is_dir() else found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -19,7 +21,7 @@ from dessilbi import __version__
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 _EXTRA = ("rich", "pooch", "PIL", "sklearn", "scipy", "tomlkit")
-_COMMANDS = ("data", "models", "presets", "train", "show", "prune", "export", "latency")
+_COMMANDS = ("data", "models", "presets", "train", "show", "prune", "ticket", "compare", "export", "latency")
 
 
 @dataclass
@@ -185,6 +187,21 @@ def _remedy(error: OSError) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+def typed(ctx: click.Context) -> str:
+    """The command as it was typed, for the record of a run."""
+    return shlex.join(["dessilbi", *ctx.ensure_object(State).arguments])
+
+
+@contextlib.contextmanager
+def told(ctx: click.Context) -> Iterator[None]:
+    """Warnings as lines, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning):
+        click.echo(f"{ctx.command_path}: {text}", err=True)
 
 
 def importable_here() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -94,10 +94,11 @@ _ORDER = list(_HELP)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _ConfigOption(click.Option):
+class ConfigOption(click.Option):
     """An option that belongs to a field of `Config`, under a heading."""
 
     section: str
+    field: str
 
 
 class Sectioned(click.Command):
@@ -108,7 +109,7 @@ class Sectioned(click.Command):
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx)
             if record:
-                title = option.section if isinstance(option, _ConfigOption) else "This command"
+                title = option.section if isinstance(option, ConfigOption) else "This command"
                 sections.setdefault(title, []).append(record)
         for title in ("This command", *SECTIONS, _OTHER):
             if title in sections:
@@ -149,18 +150,30 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]
 
 def config_options(function: _F) -> _F:
     """Add an option for each field of `Config`."""
+    return _add_options(function)
+
+
+def search_options(function: _F) -> _F:
+    """The same for a command that is not about one run: what its own options are called is `--search-…` here, and the
+    seeds are its affair."""
+    return _add_options(function, "search-", ("epochs", "keep"), ("seed",))
+
+
+def _add_options(function: _F, prefix: str = "", prefixed: Sequence[str] = (), without: Sequence[str] = ()) -> _F:
     hints = get_type_hints(Config)
     defaults = Config()
     names = sorted(
-        (field.name for field in fields(Config)), key=lambda name: _ORDER.index(name) if name in _ORDER else 10**6
+        (field.name for field in fields(Config) if field.name not in without),
+        key=lambda name: _ORDER.index(name) if name in _ORDER else 10**6,
     )
     for name in reversed(names):
-        function = _option(name, hints[name], getattr(defaults, name))(function)
+        own = prefix if name in prefixed else ""
+        function = _option(name, hints[name], getattr(defaults, name), own)(function)
     return function
 
 
-def _option(name: str, hint: Any, default: Any) -> Callable[[_F], _F]:
-    flag = "--" + name.replace("_", "-")
+def _option(name: str, hint: Any, default: Any, prefix: str) -> Callable[[_F], _F]:
+    flag = "--" + prefix + name.replace("_", "-")
     inner, optional = _without_none(hint)
     settings: dict[str, Any] = {"default": None, "help": f"{_HELP.get(name, '')}  [{_shown(default)}]".strip()}
     if inner is bool:
@@ -172,11 +185,12 @@ def _option(name: str, hint: Any, default: Any) -> Callable[[_F], _F]:
     else:
         kind = click.types.convert_type(inner) if not _choices(inner) else click.Choice(_choices(inner))
         settings["type"] = _OrNone(kind) if optional else kind
-    decorate = click.option(flag, name, cls=_ConfigOption, **settings)
+    decorate = click.option(flag, prefix.replace("-", "_") + name, cls=ConfigOption, **settings)
 
     def add(function: _F) -> _F:
         decorated = decorate(function)
-        decorated.__click_params__[-1].section = _SECTION.get(name, _OTHER)  # type: ignore[attr-defined]
+        option = decorated.__click_params__[-1]  # type: ignore[attr-defined]
+        option.section, option.field = _SECTION.get(name, _OTHER), name
         return decorated
 
     return add
@@ -209,8 +223,12 @@ def _shown(default: Any) -> str:
 
 def given(ctx: click.Context) -> dict[str, Any]:
     """The fields of `Config` that were given on the command line, and only those."""
-    names = [option.name for option in ctx.command.params if isinstance(option, _ConfigOption) and option.name]
-    values = {n: ctx.params[n] for n in names if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT}
+    options = {o.name: o.field for o in ctx.command.params if isinstance(o, ConfigOption) and o.name}
+    values = {
+        field: ctx.params[name]
+        for name, field in options.items()
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
     hints = get_type_hints(Config)
     return {n: dict(v) if _is_mapping(_without_none(hints[n])[0]) else v for n, v in values.items()}
 

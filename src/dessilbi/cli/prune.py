@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .app import State, importable_here
+from .app import importable_here, told, typed
 from .progress import training_progress
 from .train import resumable
 
@@ -110,7 +108,7 @@ def command(
 
     at = options["at"]
     folder = folder or source.with_name(f"{source.resolve().name}-{level}" + (f"-{at}" if at else ""))
-    with _told():
+    with told(ctx):
         made = sparsify.prune(
             Run.open(source),
             folder,
@@ -118,7 +116,7 @@ def command(
             finetune=finetune,
             retrain=retrain,
             overwrite=overwrite,
-            command=_typed(ctx),
+            command=typed(ctx),
             note=click.echo,
             **options,
         )
@@ -136,20 +134,6 @@ def _is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
 
 
-def _typed(ctx: click.Context) -> str:
-    return shlex.join(["dessilbi", *ctx.ensure_object(State).arguments])
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Warnings as lines, each once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for text in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning):
-        click.echo(f"dessilbi prune: {text}", err=True)
-
-
 def _finish(folder: Path, ctx: click.Context) -> None:
     """Train to the end, and show what came of it."""
     importable_here()
@@ -159,7 +143,7 @@ def _finish(folder: Path, ctx: click.Context) -> None:
     run = Run.open(folder)
     with resumable(folder, f"dessilbi prune {shlex.quote(str(folder))} --resume"):
         with training_progress() or nullcontext() as progress:
-            sparsify.finish(run, progress, _typed(ctx))
+            sparsify.finish(run, progress, typed(ctx))
         if progress:
             show_table(run)
 

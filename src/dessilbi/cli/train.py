@@ -12,7 +12,7 @@ import click
 
 from dessilbi.training.config import Config
 
-from .app import INTERRUPTED, Interrupted, State, importable_here
+from .app import INTERRUPTED, Interrupted, importable_here, typed
 from .options import Sectioned, config_options, configuration, given
 from .progress import training_progress
 
@@ -71,7 +71,7 @@ def command(
         click.echo(config.to_toml(), nl=False)
         return
     folder = folder or Path("runs", _name(preset, config))
-    _train(config, folder, resume, overwrite, ctx.ensure_object(State).arguments)
+    train_shown(config, folder, resume, overwrite, typed(ctx))
 
 
 def _config(ctx: click.Context, preset: str | None, file: Path | None, resumed: Path | None) -> Config:
@@ -90,15 +90,15 @@ def _name(preset: str | None, config: Config) -> str:
     return (preset or f"{config.model}-{config.data}").replace("/", "-").replace(":", "-")
 
 
-def _train(config: Config, folder: Path, resume: bool, overwrite: bool, arguments: list[str]) -> None:
+def train_shown(config: Config, folder: Path, resume: bool, overwrite: bool, command: str) -> None:
+    """Train with a display, and say how to go on or what to look at."""
     if ":" in config.model:
         importable_here()
-    typed = shlex.join(["dessilbi", *arguments])
     with resumable(folder, f"dessilbi train --run {shlex.quote(str(folder))} --resume"):
         from dessilbi.training.loop import train
 
         with training_progress() or nullcontext() as progress:
-            train(config, folder, resume=resume, overwrite=overwrite, progress=progress, command=typed)
+            train(config, folder, resume=resume, overwrite=overwrite, progress=progress, command=command)
     if progress:
         progress.write(f"done: dessilbi show {shlex.quote(str(folder))}")
 

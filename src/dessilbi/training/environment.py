@@ -23,6 +23,16 @@ def facts(world: World, command: str = "") -> dict[str, Any]:
     return {
         "command": command or " ".join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **versions(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "processes": world.size,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def versions() -> dict[str, Any]:
+    """Of this library and what it stands on, and the number of cores."""
+    return {
         "dessilbi": __version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -30,9 +40,6 @@ def facts(world: World, command: str = "") -> dict[str, Any]:
         "numpy": np.__version__,
         "cuda": torch.version.cuda,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "processes": world.size,
-        "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
     }
 

@@ -199,7 +199,7 @@ class Run:
         epoch = state.get("epoch", 0)
         if state.get("step") == 0 and epoch in self.config.keep_epochs:
             checkpoint.save(self._of_epoch(epoch), state)
-        for number in self._kept_epochs():
+        for number in self.kept_epochs():
             if number > epoch:
                 self._of_epoch(number).unlink(missing_ok=True)
         # Newer ones are of a part of the run that was gone back on.
@@ -231,7 +231,7 @@ class Run:
         """The state at the end of an epoch."""
         from dessilbi.training import checkpoint
 
-        there = set(self._kept_epochs())
+        there = set(self.kept_epochs())
         if epoch in there:
             kept: dict[str, Any] = checkpoint.load(self._of_epoch(epoch))
             return kept
@@ -248,7 +248,8 @@ class Run:
     def _of_epoch(self, epoch: int) -> Path:
         return self.checkpoints / f"epoch-{epoch}.safetensors"
 
-    def _kept_epochs(self) -> list[int]:
+    def kept_epochs(self) -> list[int]:
+        """The epochs whose checkpoints stay, as far as they are there."""
         if not self.checkpoints.is_dir():
             return []
         found = (_OF_EPOCH.fullmatch(f.name) for f in self.checkpoints.iterdir())

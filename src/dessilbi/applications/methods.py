@@ -30,6 +30,10 @@ from dessilbi.training.config import Config
 from dessilbi.training.run import Run
 
 
+# The weights of penalties: what their authors take for image networks.
+_L1, _BREGMAN = 1e-4, 1e-2
+
+
 class Method(NamedTuple):
     """A method, as its name says."""
 
@@ -155,7 +159,7 @@ def _soft_filters(bench: Bench, keep: float, method: Method, repeat: int) -> Fou
 
 
 def _l1(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
-    return _accompanied(bench, keep, "l1", method.allocation or "global", method="l1")
+    return _accompanied(bench, keep, "l1", method.allocation or "global", method="l1", options={"lam": _L1})
 
 
 def _slimming(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
@@ -165,17 +169,19 @@ def _slimming(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
 
 
 def _linbreg(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
-    return _bregman(bench, keep, method, bench.training_config.replace(optimizer="linbreg", momentum=0.9))
+    return _bregman(bench, keep, method, bench.training_config.replace(optimizer="linbreg", lam=_BREGMAN))
 
 
 def _adabreg(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
-    return _bregman(bench, keep, method, bench.training_config.replace(optimizer="adabreg", lr=1e-3))
+    return _bregman(bench, keep, method, bench.training_config.replace(optimizer="adabreg", lam=_BREGMAN, lr=1e-3))
 
 
 def _bregman(bench: Bench, keep: float, method: Method, config: Config) -> Found:
+    """Its weights are zero where the dense network's are small: a ticket takes those of the dense network."""
     run = bench.run(method.kind, config)
     sel = magnitude(bench.network(_weights(run)), keep, method.allocation or "global", **bench.sparse)
-    return Found(sel, run, _epochs(run), _steps(run))
+    start = run if bench.rewind is None else bench.dense(bench.rewind)
+    return Found(sel, start, _epochs(run), _steps(run) + (bench.rewind or 0) * bench.steps_per_epoch)
 
 
 def _accompanied(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -207,7 +208,7 @@ def _print(folder: Path, found: Mapping[str, Any]) -> None:
             f"{row['macs']:.2e}",
             str(row["emptied"] or ""),
         )
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     start = "fine-tuned where they were found" if grid["rewind"] is None else f"rewound to epoch {grid['rewind']}"
     title = f"{folder}: {search['model']} on {search['data']}, {start}, trained for {total} epochs"
     console.print(title, style="bold", markup=False, soft_wrap=True)

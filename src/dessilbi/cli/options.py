@@ -154,9 +154,10 @@ def config_options(function: _F) -> _F:
 
 
 def search_options(function: _F) -> _F:
-    """The same for a command that is not about one run: what its own options are called is `--search-…` here, and the
-    seeds are its affair."""
-    return _add_options(function, "search-", ("epochs", "keep"), ("seed",))
+    """The same for a command that is about more than this run: what its own options are called is `--search-…` here,
+    and what it decides by itself is no option."""
+    decided = ("start", "mask", "ticket", "method", "method_options", "settle_keep", "seed", "patience", "keep_epochs")
+    return _add_options(function, "search-", ("epochs", "keep"), decided)
 
 
 def _add_options(function: _F, prefix: str = "", prefixed: Sequence[str] = (), without: Sequence[str] = ()) -> _F:

@@ -7,11 +7,11 @@ epoch (when the selection is made): ``dessilbi@5``, ``magnitude-lamp``, ``magnit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dessilbi.applications import tickets
 from dessilbi.applications.bench import Bench, Found
@@ -19,7 +19,6 @@ from dessilbi.baselines import (
     ALLOCATIONS,
     iterative,
     magnitude,
-    prunable,
     random_global,
     random_like,
     slim,
@@ -28,7 +27,6 @@ from dessilbi.baselines import (
 from dessilbi.selection import Selection, select
 from dessilbi.training.config import Config
 from dessilbi.training.run import Run
-
 
 # The weights of penalties: what their authors take for image networks.
 _L1, _BREGMAN = 1e-4, 1e-2
@@ -112,7 +110,7 @@ def _iterative(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
     run = dense = bench.dense()
     steps = _steps(run)
 
-    def train(left: Selection | None) -> Mapping[str, Tensor]:
+    def train(left: Selection | None) -> nn.Module:
         nonlocal run, steps
         if left is not None:
             found = Found(left, dense if bench.rewind is not None else run, _epochs(run), steps)
@@ -120,9 +118,9 @@ def _iterative(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
             name = f"iterative-{allocation}/{left.source['keep']:.5g}"
             run = bench.train(name, bench.ticket(found, method="iterative"))
             steps += _steps(run)
-        return prunable(bench.network(_weights(run)), **bench.sparse)
+        return bench.network(_weights(run))
 
-    *_, left = iterative(train, keep, allocation=allocation)
+    *_, left = iterative(train, keep, allocation=allocation, **bench.sparse)
     return Found(left, dense if bench.rewind is not None else run, _epochs(run), steps)
 
 

@@ -27,9 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dessilbi.baselines.tensors import prunable as prunable
-from dessilbi.baselines.tensors import selection as selection
-
 ALLOCATIONS = ("global", "uniform", "erk", "lamp")
 
 

@@ -20,72 +20,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from dessilbi.baselines.allocation import allocate
+from dessilbi.baselines.optimizer import ListOptimizer
 from dessilbi.baselines.tensors import Excluded, partitioned
 from dessilbi.groups import Partition
 from dessilbi.masks import elementwise
 from dessilbi.optim import _description, _partitions
 
-_RULES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "lr": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
-    "lam": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
-    "delta": (lambda x: 0 < x < math.inf, "a finite number > 0"),
-    "momentum": (lambda x: 0 <= x < 1, "a number in [0, 1)"),
-    "eps": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
-}
 
-
-class _Bregman(Optimizer):
+class _Bregman(ListOptimizer):
     """What LinBreg and AdaBreg share. Param groups are those of `DessiLBI`: `group` and `size_normalised` beside the
     options; what is not penalised has no v, and moves by δτ."""
+
+    _rules: ClassVar[dict[str, tuple[Callable[[float], bool], str]]] = {
+        "lr": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
+        "lam": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
+        "delta": (lambda x: 0 < x < math.inf, "a finite number > 0"),
+    }
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, {**defaults, "group": "auto", "size_normalised": False})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        options = {**self.defaults, **param_group}
-        for name, (valid, need) in _RULES.items():
-            value = options.get(name, 0.5)  # not every optimizer has them all
-            if not isinstance(value, Real) or isinstance(value, bool):
-                raise TypeError(f"{name} must be {need}, got {value!r} ({type(value).__name__})")
-            if not valid(float(value)):
-                raise ValueError(f"{name} must be {need}, got {value!r}")
-        betas = options.get("betas", (0.0, 0.0))
-        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
+        """As in torch, with the `group` of the parameters."""
         super().add_param_group(param_group)
         for part in _partitions(self.param_groups[-1]):
             if part is not None and part.coupling is not None:
                 raise ValueError("group='channel': the groups must lie in one tensor each here; choose 'filter'")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step. `closure`, if given, re-evaluates the model and returns the loss, which is passed on."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            found = [(p, part) for p, part in zip(group["params"], _partitions(group), strict=True)
-                     if p.grad is not None]  # fmt: skip
-            plain = [p for p, part in found if part is None]
-            if plain:
-                self._move(plain, plain, group, group["delta"] * group["lr"])
-            sparse = [(p, part) for p, part in found if part is not None]
-            if sparse:
-                duals = [self._dual(p, part, group) for p, part in sparse]
-                self._move([p for p, _ in sparse], duals, group, group["lr"])
-                _read(sparse, duals, group)
-        return loss
+    def _move(self, params: list[Tensor], options: dict[str, Any]) -> None:
+        parts = dict(zip(options["params"], _partitions(options), strict=True))
+        plain = [p for p in params if parts[p] is None]
+        if plain:
+            self._follow(plain, plain, options, options["delta"] * options["lr"])
+        sparse = [(p, part) for p in params if (part := parts[p]) is not None]
+        if sparse:
+            duals = [self._dual(p, part, options) for p, part in sparse]
+            self._follow([p for p, _ in sparse], duals, options, options["lr"])
+            _read(sparse, duals, options)
+
+    def _follow(self, params: list[Tensor], points: list[Tensor], options: dict[str, Any], lr: float) -> None:
+        """Move the points, v or θ, by the gradients of the parameters."""
+        raise RuntimeError("subclasses say how")
 
     def _dual(self, p: Tensor, part: Partition, options: dict[str, Any]) -> Tensor:
         """v of a parameter; in the beginning the subgradient of least norm, θ/δ + λ·θ_g/‖θ_g‖."""
@@ -97,16 +81,6 @@ class _Bregman(Optimizer):
             state["dual"] = torch.empty_like(p).copy_((theta / options["delta"] + threshold * unit).reshape(p.shape))
         dual: Tensor = state["dual"]
         return dual
-
-    def _move(self, params: list[Tensor], points: list[Tensor], options: dict[str, Any], lr: float) -> None:
-        """Move the points, v or θ, by the gradients of the parameters."""
-        raise RuntimeError("subclasses say how")
-
-    def _zeros(self, params: list[Tensor], name: str) -> list[Tensor]:
-        for p in params:
-            if name not in self.state[p]:
-                self.state[p][name] = torch.zeros_like(p)
-        return [self.state[p][name] for p in params]
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, of tensors and plain values only; Partition objects become their descriptions."""
@@ -154,12 +128,14 @@ class LinBreg(_Bregman):
         momentum: μ.
     """
 
+    _rules: ClassVar = {**_Bregman._rules, "momentum": (lambda x: 0 <= x < 1, "a number in [0, 1)")}
+
     def __init__(self, params: ParamsT, lr: float, *, lam: float, delta: float = 1.0, momentum: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "lam": lam, "delta": delta, "momentum": momentum})
 
-    def _move(self, params: list[Tensor], points: list[Tensor], options: dict[str, Any], lr: float) -> None:
+    def _follow(self, params: list[Tensor], points: list[Tensor], options: dict[str, Any], lr: float) -> None:
         momentum = options["momentum"]
-        buffers: list[Any] = self._zeros(params, "momentum_buffer") if momentum else [None] * len(params)
+        buffers: list[Any] = self._kept(params, "momentum_buffer") if momentum else [None] * len(params)
         sgd(
             points, [p.grad for p in params], buffers,  # type: ignore[misc]
             foreach=True, lr=lr, momentum=momentum, dampening=momentum, weight_decay=0, nesterov=False, maximize=False,
@@ -175,6 +151,8 @@ class AdaBreg(_Bregman):
         betas, eps: as in :class:`torch.optim.Adam`.
     """
 
+    _rules: ClassVar = {**_Bregman._rules, "eps": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0")}
+
     def __init__(
         self,
         params: ParamsT,
@@ -187,13 +165,11 @@ class AdaBreg(_Bregman):
     ) -> None:
         super().__init__(params, {"lr": lr, "lam": lam, "delta": delta, "betas": betas, "eps": eps})
 
-    def _move(self, params: list[Tensor], points: list[Tensor], options: dict[str, Any], lr: float) -> None:
-        for p in params:
-            self.state[p].setdefault("step", torch.zeros(()))
-        means, squares = self._zeros(params, "exp_avg"), self._zeros(params, "exp_avg_sq")
+    def _follow(self, params: list[Tensor], points: list[Tensor], options: dict[str, Any], lr: float) -> None:
+        means, squares = self._kept(params, "exp_avg"), self._kept(params, "exp_avg_sq")
         beta1, beta2 = options["betas"]
         adam(
-            points, [p.grad for p in params], means, squares, [], [self.state[p]["step"] for p in params],  # type: ignore[misc]
+            points, [p.grad for p in params], means, squares, [], self._kept(params, "step"),  # type: ignore[misc]
             foreach=True, lr=lr, beta1=beta1, beta2=beta2, eps=options["eps"],
             amsgrad=False, weight_decay=0, maximize=False,
         )  # fmt: skip

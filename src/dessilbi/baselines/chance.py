@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dessilbi.baselines.allocation import check_keep, selection
-from dessilbi.baselines.tensors import Excluded, partitioned
+from dessilbi.baselines.allocation import check_keep
+from dessilbi.baselines.tensors import Excluded, partitioned, selection
 from dessilbi.selection import Selection
 
 

@@ -12,16 +12,14 @@ at `end`, that the rest can adapt; they find 100 to 1000 steps between cuts to m
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from dessilbi.baselines.allocation import allocate, check_keep, selection
 from dessilbi.baselines.companion import Companion
-from dessilbi.baselines.tensors import Excluded, check_moved, partitioned, size
+from dessilbi.baselines.magnitude import magnitude
+from dessilbi.baselines.tensors import Excluded, check_moved, partitioned
 from dessilbi.selection import Selection, _named
 
 
@@ -53,20 +51,17 @@ class Gradual(Companion):
         linear: str | None = "weight",
         exclude: Excluded = (),
     ) -> None:
-        check_keep(keep)
         if not 0 <= begin <= end <= 1:
             raise ValueError(f"begin and end must be fractions with 0 ≤ begin ≤ end ≤ 1, got {begin!r} and {end!r}")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every must be a whole number of steps ≥ 1, got {every!r}")
         self.keep, self.allocation, self.begin, self.end, self.every = keep, allocation, begin, end, every
         self._model = model
-        self._found = partitioned(model, conv, linear, exclude)
-        check_moved(self._found, optimizer)
-        masks = {name: torch.ones_like(x, dtype=torch.bool) for name, x in self._sizes().items()}
-        self._selection = self._of(masks)
+        self._sparse: dict[str, Any] = {"conv": conv, "linear": linear, "exclude": exclude}
+        check_moved(partitioned(model, **self._sparse), optimizer)
         self._cut(keep)  # an error is worth more now than in the middle of the run
+        self._selection, self._left, self._steps = self._cut(1.0), 1.0, 0
         self._handle = self._selection.apply(model)
-        self._steps, self._done = 0, False
 
     @property
     def selection(self) -> Selection:
@@ -86,24 +81,21 @@ class Gradual(Companion):
     def step(self, fraction_done: float) -> None:
         keep = self.target(fraction_done)
         self._steps += 1
-        last = fraction_done >= self.end
-        if self._done or not (last or self._steps % self.every == 0):
-            return
-        self._done = last
-        if keep < self._selection.keep:  # a run that was made longer may be behind what was cut
-            self._selection = self._of(self._cut(keep))
+        due = fraction_done >= self.end or self._steps % self.every == 0
+        if due and keep < self._left:  # a run that was made longer may be behind what was cut
+            self._selection, self._left = self._cut(keep, self._selection), keep
             self._enforce()
 
     def state_dict(self) -> dict[str, Any]:
         arrays, header = self._selection.packed()
-        return {"steps": self._steps, "done": self._done, "arrays": arrays, "header": header}
+        return {"steps": self._steps, "left": self._left, "arrays": arrays, "header": header}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         left = Selection.unpacked(state["arrays"], state["header"])
         if left.keys() != self._selection.keys():
             raise ValueError(f"the state prunes {sorted(left)}, this companion {sorted(self._selection)}: make it with "
                              "the same conv, linear and exclude")  # fmt: skip
-        self._selection, self._steps, self._done = left, state["steps"], state["done"]
+        self._selection, self._steps, self._left = left, state["steps"], state["left"]
         self._enforce()
 
     def remove(self) -> None:
@@ -113,15 +105,7 @@ class Gradual(Companion):
         params = _named(self._model)
         self._handle.change([(params[name], mask) for name, mask in self._selection.masks(self._model).items()])
 
-    @torch.no_grad()
-    def _sizes(self) -> dict[str, Tensor]:
-        return {name: size(p.detach(), part) for name, (p, part) in self._found.items()}
-
-    def _cut(self, keep: float) -> dict[str, Tensor]:
+    def _cut(self, keep: float, within: Selection | None = None) -> Selection:
         """The largest of what is left."""
-        left = self._selection
-        scores = {name: x.masked_fill(~left[name].to(x.device), -math.inf) for name, x in self._sizes().items()}
-        return allocate(scores, keep, self.allocation, {name: p.shape for name, (p, _) in self._found.items()})
-
-    def _of(self, masks: dict[str, Tensor]) -> Selection:
-        return selection(masks, method="gradual", keep=self.keep, allocation=self.allocation)
+        found = magnitude(self._model, keep, self.allocation, within=within, **self._sparse)
+        return Selection(found, found.level, {**found.source, "method": "gradual", "keep": self.keep})

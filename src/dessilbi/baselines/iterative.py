@@ -14,11 +14,14 @@ The best magnitude tickets there are, and the dearest: one training a round, 10 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from torch import Tensor
+from torch import nn
 
-from dessilbi.baselines.allocation import allocate, check_allocation, check_keep, selection
+from dessilbi.baselines.allocation import check_allocation, check_keep
+from dessilbi.baselines.magnitude import magnitude
+from dessilbi.baselines.tensors import Excluded
 from dessilbi.selection import Selection
 
 
@@ -39,43 +42,40 @@ def ladder(keep: float, rate: float = 0.2) -> list[float]:
 
 
 def iterative(
-    train: Callable[[Selection | None], Mapping[str, Tensor]],
+    train: Callable[[Selection | None], nn.Module],
     keep: float,
     rate: float = 0.2,
     allocation: str = "global",
     *,
+    conv: str | None = "weight",
+    linear: str | None = "weight",
+    exclude: Excluded = (),
     after: Selection | None = None,
 ) -> Iterator[Selection]:
     """The selections of all rounds, one by one; `train` is called when the next one is asked for.
 
     Args:
-        train: is given what is left (None: everything) and returns the trained weights by name, those of
-            `prunable(model)`. What it does about rewinding is its affair, see above.
-        keep: the fraction of weights kept after the last round.
+        train: is given what is left (None: everything) and returns the trained network. What it does about rewinding
+            is its affair, see above.
+        keep: the fraction of weights (filters) kept after the last round.
         rate: the part of the remaining weights that a round takes.
         allocation: as in `allocate`; what is out stays out under all of them.
+        conv, linear, exclude: what is pruned, as in :func:`~dessilbi.baselines.magnitude`.
         after: go on after the round of this selection, for a run that was interrupted.
     """
     check_allocation(allocation)
-    rungs = ladder(keep, rate)
-    done = 0 if after is None else int(after.source.get("round", 0))
-    return _rounds(train, rungs, allocation, after, done)
+    return _rounds(train, ladder(keep, rate), allocation, after, {"conv": conv, "linear": linear, "exclude": exclude})
 
 
 def _rounds(
-    train: Callable[[Selection | None], Mapping[str, Tensor]],
+    train: Callable[[Selection | None], nn.Module],
     rungs: list[float],
     allocation: str,
     left: Selection | None,
-    done: int,
+    sparse: dict[str, Any],
 ) -> Iterator[Selection]:
+    done = 0 if left is None else int(left.source.get("round", 0))
     for i, rung in enumerate(rungs[done:], done + 1):
-        weights = train(left)
-        scores = {name: w.detach().abs() for name, w in weights.items()}
-        if left is not None:
-            if scores.keys() != left.keys():
-                raise ValueError(f"train returned the weights {sorted(scores)}, expected are {sorted(left)}")
-            scores = {name: s.masked_fill(~left[name].to(s.device), -math.inf) for name, s in scores.items()}
-        masks = allocate(scores, rung, allocation)
-        left = selection(masks, "weight", method="iterative", keep=rung, round=i, of=len(rungs), allocation=allocation)
+        found = magnitude(train(left), rung, allocation, within=left, **sparse)
+        left = Selection(found, found.level, {**found.source, "method": "iterative", "round": i, "of": len(rungs)})
         yield left

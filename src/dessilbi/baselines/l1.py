@@ -32,7 +32,7 @@ class L1(Penalty):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        lam: float,
+        lam: float = 1e-4,
         *,
         conv: str | None = "weight",
         linear: str | None = "weight",

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from dessilbi.baselines.companion import Companion
 from dessilbi.baselines.tensors import check_moved
@@ -43,10 +44,12 @@ class Penalty(Companion):
         if not 0 <= lam < math.inf:
             raise ValueError(f"lam must be a finite number ≥ 0, got {lam!r}")
         check_moved(found, optimizer)
-        self.lam = float(lam)
-        self._found = dict(found)  # keeps the parameters alive, and with them their ids
-        self._parts = {id(p): part for p, part in found.values()}
-        self._hook = optimizer.register_step_post_hook(self._after_step)
+        self.lam: float = float(lam)
+        self._found: dict[str, tuple[Tensor, Partition]] = dict(
+            found
+        )  # keeps the parameters alive, and with them their ids
+        self._parts: dict[int, Partition] = {id(p): part for p, part in found.values()}
+        self._hook: RemovableHandle = optimizer.register_step_post_hook(self._after_step)
 
     def remove(self) -> None:
         self._hook.remove()

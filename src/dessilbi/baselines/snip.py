@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dessilbi.baselines.allocation import allocate, selection
-from dessilbi.baselines.tensors import Excluded, partitioned, size
+from dessilbi.baselines.allocation import allocate
+from dessilbi.baselines.tensors import Excluded, partitioned, selection, size
 from dessilbi.path import _unwrap
 from dessilbi.selection import Selection
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dessilbi.baselines.allocation import allocate, check_keep, selection
+from dessilbi.baselines.allocation import allocate, check_keep
 from dessilbi.baselines.companion import Companion
-from dessilbi.baselines.tensors import Excluded, check_moved, partitioned, size
+from dessilbi.baselines.tensors import Excluded, check_moved, partitioned, selection, size
 from dessilbi.masks import elementwise
 from dessilbi.selection import Selection
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dessilbi import files
+from dessilbi.diagnostics import StepSizeMonitor
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.selection import Selection, select
 from dessilbi.settling import Settling
@@ -34,7 +36,8 @@ from dessilbi.training.writer import Writer
 # On an accelerator the losses are looked at every so many steps: looking waits for the device.
 _LOOK_EVERY = 200
 # What may differ when a run is resumed elsewhere: it does not enter the numbers.
-_PLACE = ("data_root", "device", "workers", "tensorboard", "checkpoint_every", "keep_checkpoints", "keep_epochs")
+_PLACE = ("data_root", "device", "workers", "tensorboard", "checkpoint_every", "keep_checkpoints", "keep_epochs",
+          "watch_step_size")  # fmt: skip
 
 
 class TrainingDiverged(RuntimeError):
@@ -165,6 +168,8 @@ class _Session:
         )
         self.companion = companions.build(config, self.model, self.optimizer)
         self.settling = Settling(config.settle) if config.settle_keep is not None else None
+        watched = config.watch_step_size is not None and world.first
+        self.monitor = StepSizeMonitor(self.model, self.optimizer, self._criterion) if watched else None
         self.steps_per_epoch = len(self.data.train)
         # How far the run is: whole epochs, steps into the next one, steps in all.
         self.epoch = self.step = self.steps = 0
@@ -270,6 +275,8 @@ class _Session:
             if lr != self.lr:
                 set_step_size(self.optimizer, lr)
                 self.lr = lr
+            if self.monitor and self.steps % (self.config.watch_step_size or 1) == 0:
+                self._watch(self.monitor, ticket)
             loss = self.step_once(ticket, train.size(self.step))
             self.losses[self.step] = loss
             self.step += 1
@@ -292,6 +299,16 @@ class _Session:
         self.whole = False
         self.train_loss = self._epoch_loss()
         self.seconds = time.perf_counter() - begun
+
+    def _criterion(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels, label_smoothing=self.config.label_smoothing)
+
+    def _watch(self, monitor: StepSizeMonitor, ticket: step.Ticket) -> None:
+        """Say so if the step to come is too long. The step itself is what it would be unwatched."""
+        images, labels = self.data.train.load(ticket)
+        warning = monitor.look(images.float(), labels)
+        if warning is not None:
+            self.reporter.note(f"step {self.steps + 1} (epoch {self.epoch + 1}): {warning}")
 
     def _look(self, loss: Tensor) -> float | None:
         """The loss if it is known without waiting; raises if it is not finite."""

@@ -1,0 +1,122 @@
+// Line charts on uPlot. A chart is drawn when it comes near the screen, and once: the slider moves a veil over it.
+
+const COLOURS = ["ink", "muted", "rule", "card", "blue", "orange", "sky", "violet", "grey", "gold"];
+// Told apart by lightness and dashes as well: no two differ only in red against green.
+const SERIES = [["blue", []], ["orange", []], ["violet", [8, 3]], ["sky", [2, 3]], ["gold", [8, 3, 2, 3]], ["ink", [4, 2]]];
+let colours = {};
+function readColours() {
+  const style = getComputedStyle(document.documentElement);
+  colours = Object.fromEntries(COLOURS.map(name => [name, style.getPropertyValue(`--${name}`).trim()]));
+}
+
+const FONT = '11px Inter, system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+const charts = new Set();
+const nearby = new IntersectionObserver(entries => {
+  for (const e of entries) if (e.isIntersecting) e.target.chart.mount();
+}, { rootMargin: "250px" });
+const resized = new ResizeObserver(entries => {
+  for (const e of entries) e.target.chart.resize();
+});
+
+class Chart {
+  // label: what the figure shows, in words. x(): the numbers along. series: [{label, values, colour, dash}].
+  // y: {range, log, percent}. clock: whether the slider moves over it. paint(plot): drawn over the axes.
+  constructor({ label, height = 170, x, xLabel, xLog, series = [], y = {}, clock = null, paint = null, before = null, pick = null }) {
+    Object.assign(this, { label, height, x, xLabel, xLog, series, y, clock, paint, before, pick, plot: null });
+    this.host = el("div", { class: "plot", role: "img", "aria-label": label });
+    this.host.style.height = `${height}px`;
+    this.host.chart = this;
+    charts.add(this);
+    nearby.observe(this.host);
+    resized.observe(this.host);
+  }
+
+  async mount() {
+    if (this.plot || !this.host.clientWidth) return;
+    const veil = this.clock ? el("div", { class: "veil" }) : null;
+    const axis = { stroke: colours.muted, font: FONT, grid: { stroke: colours.rule, width: 1 }, ticks: { show: false } };
+    const percents = this.y.percent ? (_, ticks) => ticks.map(t => t === null ? "" : `${Number((100 * t).toFixed(2))} %`) : null;
+    const plain = (_, ticks) => ticks.map(t => t === null ? "" : number(t));
+    this.plot = new uPlot({
+      width: this.host.clientWidth,
+      height: this.height,
+      padding: [8, 8, 0, 0],
+      legend: { show: false },
+      cursor: { show: false },
+      select: { show: false },
+      scales: {
+        x: { time: false, range: this.xLog ? undefined : (_, low, high) => [low, high > low ? high : low + 1], distr: this.xLog ? 3 : 1 },
+        y: { range: this.y.range ?? padded, distr: this.y.log ? 3 : 1 },
+      },
+      axes: [
+        { ...axis, size: 26, gap: 4, values: this.xLog ? percents ?? plain : plain, ...(this.xLog ? { values: (_, ticks) => ticks.map(t => t === null ? "" : `${number(100 * t)} %`) } : {}) },
+        { ...axis, size: 50, gap: 4, space: 28, values: percents ?? plain },
+      ],
+      series: [{}, ...this.series.map(s => ({
+        label: s.label, stroke: s.hidden ? "transparent" : colours[s.colour], width: s.hidden ? 0 : 2, dash: s.dash,
+        spanGaps: true, points: { show: s.points ?? false, size: 6, fill: colours[s.colour] }, paths: s.marks ? () => null : undefined,
+      }))],
+      hooks: { draw: this.paint ? [plot => this.paint(plot)] : [] },
+    }, [this.x(), ...this.series.map(s => s.values)], this.host);
+    if (veil) {
+      this.plot.over.append(veil);
+      this.veil = veil;
+      this.plot.over.addEventListener("click", event => this.pick?.(this.plot.posToVal(event.offsetX, "x")));
+      this.at();
+    }
+    if (this.before) {
+      await this.before();
+      this.plot?.redraw(false);
+    }
+  }
+
+  // The veil covers what comes after the moment of the slider.
+  at() {
+    if (this.veil) this.veil.style.transform = `translateX(${this.plot.valToPos(this.clock(), "x")}px)`;
+  }
+
+  resize() {
+    if (!this.plot) return;
+    const width = this.host.clientWidth;
+    if (width && width !== this.plot.width) {
+      this.plot.setSize({ width, height: this.height });
+      this.at();
+    }
+  }
+
+  unmount() {
+    this.plot?.destroy();
+    this.plot = this.veil = null;
+  }
+
+  // Draw again, in other colours or over another axis.
+  again() {
+    if (!this.plot) return;
+    this.unmount();
+    this.mount();
+  }
+
+  remove() {
+    this.unmount();
+    nearby.unobserve(this.host);
+    resized.unobserve(this.host);
+    charts.delete(this);
+  }
+}
+
+function padded(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+}
+
+// The names of the lines, with their colours and dashes, and a place for their values at the moment.
+function legend(series, readouts) {
+  return el("ul", { class: "legend" }, series.map((s, i) => {
+    const out = readouts ? el("output", { "aria-live": "off" }) : null;
+    if (out) readouts[i] = out;
+    const swatch = svg("svg", { viewBox: "0 0 24 8", width: 24, height: 8, "aria-hidden": "true" },
+      svg("line", { x1: 0, x2: 24, y1: 4, y2: 4, class: `stroke-${s.colour}`, "stroke-width": 3, "stroke-dasharray": (s.dash ?? []).join(" ") }));
+    return el("li", {}, swatch, el("span", {}, s.label), out);
+  }));
+}

@@ -1,4 +1,4 @@
-r"""Linearized Bregman training: the weights themselves are sparse from the first step on, and only become more.
+r"""Linearized Bregman training: the weights themselves are sparse, few at first, and come in as training needs them.
 
 With J = λ Σ_g ‖θ_g‖ (for single elements λ‖θ‖₁) and a subgradient v of J + ‖·‖²/(2δ) at θ, in the place of θ it is v
 that follows the gradient:
@@ -8,12 +8,11 @@ that follows the gradient:
 
 A weight that is zero stays zero until its gradients have added up to what it lacks of λ: inverse scale space like
 DessiLBI's, but with one network and not two, which is therefore never dense. Started from a few weights
-(`sparse_start`) a run is sparse throughout; how many weights there are in the end follows from λ, τ and the start, and
-cannot be stated in advance.
+(`sparse_start`) a run is sparse throughout; how many weights there are in the end follows from λ, τ, the start and the
+number of steps, and cannot be stated in advance.
 
-Bungert, Roith, Tenbrinck, Burger, "A Bregman learning framework for sparse neural networks", JMLR 2022. They start with
-1 % of the weights, and choose λ between 1e-3 and 1e-1 at τ = 0.1 (AdaBreg: 1e-3), δ = 1. For groups they multiply λ by
-√|g|: that is `size_normalised` here. Their average has τ inside, which is the same while τ stays.
+Bungert, Roith, Tenbrinck, Burger, "A Bregman learning framework for sparse neural networks", JMLR 2022. For groups they
+multiply λ by √|g|: that is `size_normalised` here. Their average has τ inside, which is the same while τ stays.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torch.optim.adam import adam
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
-from dessilbi.baselines.allocation import allocate
+from dessilbi.baselines.allocation import allocate, check_keep
 from dessilbi.baselines.optimizer import ListOptimizer
 from dessilbi.baselines.tensors import Excluded, partitioned
 from dessilbi.groups import Partition
@@ -190,11 +189,12 @@ def sparse_start(
 
     Args:
         model: as it was initialised.
-        keep: the fraction of the weights (filters) of every tensor that stay, at least one of each. The optimizer only
-            adds where gradients ask for it: 0.01 is what its authors take.
+        keep: the fraction of the weights (filters) of every tensor that stay, at least one of each. The optimizer adds
+            to them where gradients ask for it; 0.01 is what its authors take.
         conv, linear, exclude: what becomes sparse, as in :func:`~dessilbi.baselines.magnitude`.
         seed: of the choice; by default torch's random numbers decide.
     """
+    check_keep(keep)
     found = partitioned(model, conv, linear, exclude)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for name, (p, part) in found.items():

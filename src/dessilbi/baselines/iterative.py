@@ -8,7 +8,7 @@ What happens between the rounds makes the method, and is decided by what `train`
 - going on: fine-tune the weights as they are, masked. Han et al., "Learning both weights and connections for efficient
   neural networks", NeurIPS 2015 (Iterative-Pruning-A).
 
-The best magnitude tickets there are, and the dearest: one training a round, 10 rounds down to keep = 0.1.
+The best magnitude tickets there are, and the dearest: one training a round, 11 rounds down to keep = 0.1.
 """
 
 from __future__ import annotations

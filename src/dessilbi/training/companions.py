@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,10 +20,12 @@ def build(config: Config, model: nn.Module, optimizer: Optimizer) -> Companion |
     from dessilbi.baselines import L1, Gradual, Slimming, SoftFilters
 
     kind = {"gradual": Gradual, "soft-filters": SoftFilters, "l1": L1, "slimming": Slimming}[config.method]
-    options = dict(config.method_options)
+    options: dict[str, Any] = {"exclude": config.exclude}
     if config.method != "slimming":
-        conv, linear = (None if kind == "none" else kind for kind in (config.conv, config.linear))
-        options = {"conv": conv, "linear": linear, "exclude": config.exclude, **options}
+        options |= {
+            n: None if kind == "none" else kind for n, kind in (("conv", config.conv), ("linear", config.linear))
+        }
+    options |= config.method_options
     try:
         return kind(model, optimizer, **options)  # type: ignore[no-any-return,operator]
     except TypeError as error:

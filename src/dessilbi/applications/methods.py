@@ -24,7 +24,7 @@ from dessilbi.baselines import (
     slim,
     snip,
 )
-from dessilbi.selection import Selection, select
+from dessilbi.selection import Selection
 from dessilbi.training.config import Config
 from dessilbi.training.run import Run
 
@@ -80,7 +80,7 @@ def _dessilbi(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
     run = bench.search(method.at) if method.at else bench.settled(keep)
     moment = tickets.moment_of(run, method.at)
     epoch = int(moment.epoch)
-    return Found(select(moment.path, keep=keep), run, epoch, _steps(run, epoch))
+    return Found(tickets.selected(moment.path, keep, method.allocation), run, epoch, _steps(run, epoch))
 
 
 def _transferred(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
@@ -208,19 +208,19 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     "dense": Kind(_dense, "nothing is pruned"),
-    "dessilbi": Kind(_dessilbi, "DessiLBI at an epoch, or when its selection has settled", early=True),
+    "dessilbi": Kind(_dessilbi, "DessiLBI at an epoch, or when its selection has settled", True, True),
     "magnitude": Kind(_magnitude, "one-shot magnitude tickets", allocates=True, early=True),
     "iterative": Kind(_iterative, "iterative magnitude tickets, 20 % a round", allocates=True),
     "snip": Kind(_snip, "SNIP: sensitivity at the start", allocates=True, untrained=True),
     "random": Kind(_random, "random tickets", untrained=True, chance=True),
-    "random-like": Kind(_random_like, "as much of each layer as DessiLBI, at random", early=True, chance=True),
+    "random-like": Kind(_random_like, "as much of each layer as DessiLBI, at random", True, True, chance=True),
     "gradual": Kind(_gradual, "gradual magnitude pruning on the cubic schedule", allocates=True),
     "l1": Kind(_l1, "the largest weights of l1-penalised SGD", allocates=True),
     "soft-filters": Kind(_soft_filters, "soft filter pruning"),
     "slimming": Kind(_slimming, "network slimming: the largest scales of batch normalisation"),
     "linbreg": Kind(_linbreg, "the largest weights of LinBreg", allocates=True),
     "adabreg": Kind(_adabreg, "the largest weights of AdaBreg", allocates=True),
-    "transferred": Kind(_transferred, "DessiLBI's ticket of another data set", early=True),
+    "transferred": Kind(_transferred, "DessiLBI's ticket of another data set", True, True),
 }
 
 

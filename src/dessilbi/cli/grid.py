@@ -114,7 +114,20 @@ def grid_options(function: _F) -> _F:
 
 def grid_given(ctx: click.Context) -> bool:
     """Whether any option was given that says what the grid is."""
-    names = {"preset", "file", "methods", "keeps", "seeds", "epochs", "rewind", "repeats", "source", "target", "at"}
+    names = {
+        "preset",
+        "file",
+        "methods",
+        "keeps",
+        "seeds",
+        "epochs",
+        "rewind",
+        "repeats",
+        "source",
+        "target",
+        "at",
+        "allocation",
+    }
     mine = [p for p in ctx.command.params if p.name in names or isinstance(p, ConfigOption)]
     return any(ctx.get_parameter_source(p.name or "") is not ParameterSource.DEFAULT for p in mine)
 
@@ -219,13 +232,10 @@ def _print(folder: Path, found: Mapping[str, Any]) -> None:
         soft_wrap=True,
     )
     for row in found["rows"]:
-        if row["method"] == "dessilbi":
-            console.print(
-                f"keep {row['keep']:g}: settled after {row['at']:.3g} of {search['epochs']} epochs of the search, "
-                f"{search['epochs'] - row['at']:.3g} saved",
-                markup=False,
-                soft_wrap=True,
-            )
+        if row["method"].startswith("dessilbi") and "@" not in row["method"]:
+            saved = search["epochs"] - row["at"]
+            text = f"settled after {row['at']:.3g} of {search['epochs']} epochs of the search, {saved:.3g} saved"
+            console.print(f"{row['method']}, keep {row['keep']:g}: {text}", markup=False, soft_wrap=True)
     if found["missing"]:
         console.print(f"{found['missing']} cells are still to do", markup=False)
 

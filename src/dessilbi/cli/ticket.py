@@ -31,11 +31,19 @@ def command() -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--at", type=click.IntRange(min=1), metavar="EPOCH", help="Where the selection is made.  [the last]")
 @click.option("--keep", type=click.FloatRange(0, 1), metavar="F", help="Fraction kept.  [the support of Γ]")
+@click.option("--allocation", help="How much of it each layer gets: lamp, erk, uniform.  [the order of entry]")
 @REWIND
 @click.option("-o", "--output", required=True, metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.pass_context
 def find(
-    ctx: click.Context, /, run: Path, at: int | None, keep: float | None, rewind: int | None, output: Path
+    ctx: click.Context,
+    /,
+    run: Path,
+    at: int | None,
+    keep: float | None,
+    allocation: str | None,
+    rewind: int | None,
+    output: Path,
 ) -> None:
     """Write the ticket that a run of DessiLBI has found by the end of an epoch.
 
@@ -51,7 +59,7 @@ def find(
     from dessilbi.training.run import Run
 
     with told(ctx):
-        ticket = tickets.find(Run.open(run), at=at, keep=keep, rewind=rewind)
+        ticket = tickets.find(Run.open(run), at=at, keep=keep, allocation=allocation, rewind=rewind)
     ticket.save(output)
     click.echo(_described(ticket))
     click.echo(f"{output}: {output.stat().st_size / 1e6:.2f} MB; train it: dessilbi ticket train {output}")
@@ -126,11 +134,15 @@ def train_ticket(
 
 
 _AT = click.option("--at", type=Several(int), help="Epochs at which selections are made, such as 2,3,5,10.")
+_ALLOCATION = click.option(
+    "--allocation", help="How much each layer gets: lamp, erk, uniform, global.  [the order of entry decides]"
+)
 
 
 @command.command(cls=Sectioned)
 @click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
 @_AT
+@_ALLOCATION
 @grid_options
 @click.pass_context
 def sweep(
@@ -138,6 +150,7 @@ def sweep(
     /,
     folder: Path | None,
     at: tuple[int, ...] | None,
+    allocation: str | None,
     preset: str | None,
     file: Path | None,
     **options: Any,
@@ -153,7 +166,8 @@ def sweep(
     """
     search = search_of(ctx, preset, file)
     folder = folder or Path("runs", f"sweep-{search.model}-{search.data}".replace("/", "-").replace(":", "-"))
-    methods = ("dense", *(f"dessilbi@{epoch}" for epoch in at or (1, 2, 5)), "dessilbi")
+    name = f"dessilbi-{allocation}" if allocation else "dessilbi"
+    methods = ("dense", *(f"{name}@{epoch}" for epoch in at or (1, 2, 5)), name)
     go(created(ctx, folder, search, methods, options), options, typed(ctx))
 
 
@@ -162,6 +176,7 @@ def sweep(
 @click.option("--source", required=True, metavar="DATA", help="Where tickets are found, such as mnist or cifar10[0-4].")
 @click.option("--target", required=True, metavar="DATA", help="Where they are trained.")
 @_AT
+@_ALLOCATION
 @grid_options
 @click.pass_context
 def transfer(
@@ -171,6 +186,7 @@ def transfer(
     source: str,
     target: str,
     at: tuple[int, ...] | None,
+    allocation: str | None,
     preset: str | None,
     file: Path | None,
     **options: Any,
@@ -185,7 +201,8 @@ def transfer(
     search = search_of(ctx, preset, file).replace(data=target)
     names = f"transfer-{search.model}-{source}-{target}"
     folder = folder or Path("runs", names.replace("/", "-").replace(":", "-"))
-    points = [f"@{epoch}" for epoch in at or ()] or [""]
+    shares = f"-{allocation}" if allocation else ""
+    points = [f"{shares}@{epoch}" for epoch in at or ()] or [shares]
     methods = ["dense"] + [f"{kind}{p}" for p in points for kind in ("dessilbi", "transferred", "random-like")]
     go(created(ctx, folder, search, [*methods, "random"], options, source), options, typed(ctx))
 

@@ -20,7 +20,11 @@ def channel_partitions(
     residual stream, those of a depthwise convolution and of the layer before it. A shortcut that pads (option A) starts
     a stream of its own. Layers that share no channel with another keep their filters.
     """
-    graph = Graph.of(model, example_inputs)
+    return joined(Graph.of(model, example_inputs), filters)
+
+
+def joined(graph: Graph, filters: Mapping[str, Partition]) -> dict[str, Partition]:
+    """As `channel_partitions`, of a graph that is known."""
     classes = {name: _classes(graph, name, part) for name, part in filters.items()}
     found = dict(filters)
     for names in _families(classes):

@@ -47,7 +47,7 @@ class Profile:
         self._tried = False
         sizes = {name: p.numel() for name, p in model.named_parameters()}
         self.parameters = sum(sizes.values())
-        costs = _costs(self._graph, None)
+        costs = multiply_adds(self._graph, None)
         self.macs = sum(costs.values())
         self.layers = list(_layers(model, sizes, costs))
 
@@ -72,7 +72,7 @@ class Profile:
     def macs_of(self, sel: Selection) -> int:
         """The multiply-adds of the network that `shrink` would make."""
         plan = self._plan(sel)
-        return sum(_costs(plan.graph, plan).values())
+        return sum(multiply_adds(plan.graph, plan).values())
 
     def latency_of(self, sel: Selection, rounds: int = 15) -> float:
         """The median time in seconds that the shrunk network takes for the example inputs, measured here and now."""
@@ -116,7 +116,7 @@ def _wait(args: Iterable[object]) -> None:
         torch.cuda.synchronize()
 
 
-def _costs(graph: Graph, plan: Plan | None) -> dict[str, int]:
+def multiply_adds(graph: Graph, plan: Plan | None) -> dict[str, int]:
     """Multiply-adds by the module that an operator belongs to."""
     found: dict[str, int] = {}
     for node in graph.nodes if plan is None else plan.nodes:

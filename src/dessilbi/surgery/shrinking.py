@@ -73,7 +73,11 @@ def cut_down(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Shrunk
     work, graph = masked_copy(model, sel, example_inputs)
     small, plan = fit(work, graph, example_inputs)
     plan.warn(sel)
-    _check_same(work, small, example_inputs)
+    if not same_outputs(work, small, example_inputs):
+        raise RuntimeError(
+            "the narrower network does not compute what the masked one does; nothing was changed. Its forward may "
+            "use sizes in a way that the exported graph does not show: please report it"
+        )
     for name, module in small.named_modules():
         module.training = training.get(name, model.training)
     cuts = plan.cuts()
@@ -134,18 +138,16 @@ def values_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _check_same(work: nn.Module, small: nn.Module, example_inputs: Inputs) -> None:
-    """The promise, kept on the example inputs."""
+def same_outputs(before: nn.Module, after: nn.Module, example_inputs: Inputs) -> bool:
+    """Whether two networks compute the same, but for rounding: the promise, kept on the example inputs."""
     args, kwargs = call_arguments(example_inputs)
-    for before, after in zip(_tensors(work(*args, **kwargs)), _tensors(small(*args, **kwargs)), strict=True):
-        if not before.is_floating_point() or not bool(before.isfinite().all()):
+    for x, y in zip(_tensors(before(*args, **kwargs)), _tensors(after(*args, **kwargs)), strict=True):
+        if not x.is_floating_point() or not bool(x.isfinite().all()):
             continue
-        scale = before.abs().max().clamp_min(1)
-        if before.shape != after.shape or (before - after).abs().max() > 1e3 * torch.finfo(before.dtype).eps * scale:
-            raise RuntimeError(
-                "the narrower network does not compute what the masked one does; nothing was changed. Its forward may "
-                "use sizes in a way that the exported graph does not show: please report it"
-            )
+        scale = x.abs().max().clamp_min(1)
+        if x.shape != y.shape or (x - y).abs().max() > 1e3 * torch.finfo(x.dtype).eps * scale:
+            return False
+    return True
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from dessilbi.groups import Channels, Labels, Partition, Slices, channels
 from dessilbi.surgery.plan import Cut
 
 
-def carry_masks(old: nn.Module, new: nn.Module, cuts: Mapping[str, Cut], gone: Set[str]) -> None:
+def carry_masks(old: nn.Module, new: nn.Module, cuts: Mapping[str, Callable[[Tensor], Tensor]], gone: Set[str]) -> None:
     """Put what is in force on the old network, cut alike, in force on the new one."""
     named = dict(new.named_parameters())
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -31,10 +31,17 @@ def carry_masks(old: nn.Module, new: nn.Module, cuts: Mapping[str, Cut], gone: S
 
 
 @torch.no_grad()
-def move(optimizer: Optimizer, old: nn.Module, new: nn.Module, cuts: Mapping[str, Cut]) -> None:
+def move(
+    optimizer: Optimizer,
+    old: nn.Module,
+    new: nn.Module,
+    cuts: Mapping[str, Any],
+    regroup: Callable[[Any, list[str]], Any] | None = None,
+) -> None:
     """Point an optimizer to the new parameters, its state cut alike; parameters that are gone are dropped.
 
-    Nothing is changed if a parameter of the optimizer is not one of the network.
+    `regroup` says how the groups of a param group become those of the new parameters, where that does not follow from
+    cuts. Nothing is changed if a parameter of the optimizer is not one of the network.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -45,7 +52,7 @@ def move(optimizer: Optimizer, old: nn.Module, new: nn.Module, cuts: Mapping[str
             if id(p) not in names:
                 raise ValueError(
                     f"the optimizer has a parameter of shape {tuple(p.shape)} that is not the model's: make it with "
-                    "the parameters of the model that is shrunk"
+                    "the parameters of the model"
                 )
     before = dict(optimizer.state)
     optimizer.state = defaultdict(dict)
@@ -53,7 +60,11 @@ def move(optimizer: Optimizer, old: nn.Module, new: nn.Module, cuts: Mapping[str
         stays = [i for i, p in enumerate(group["params"]) if names[id(p)] in named]
         olds = [group["params"][i] for i in stays]
         if "group" in group:
-            group["group"] = _partitions(group["group"], olds, stays, names, named, cuts)
+            group["group"] = (
+                _partitions(group["group"], olds, stays, names, named, cuts)
+                if regroup is None
+                else regroup(group["group"], [names[id(p)] for p in olds])
+            )
         for key in ("lam", "param_names"):
             value = group.get(key)
             if isinstance(value, Tensor) and value.ndim == 1:

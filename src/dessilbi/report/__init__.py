@@ -10,6 +10,7 @@ styles and scripts (`assets/`) into one HTML file; `figures` draws with matplotl
 trains.
 """
 
+from dessilbi.report.figures import build_figures
 from dessilbi.report.page import build_page
 
-__all__ = ["build_page"]
+__all__ = ["build_figures", "build_page"]

@@ -34,7 +34,8 @@ def contents(targets: Iterable[Target]) -> Plain:
     if not runs and not comparisons:
         raise ValueError("nothing to report: give at least one run folder, comparison or path file")
     _tell_apart(runs + comparisons)
-    return finite({"runs": runs, "comparisons": comparisons, "quantiles": QUANTILES})
+    found: Plain = finite({"runs": runs, "comparisons": comparisons, "quantiles": QUANTILES})
+    return found
 
 
 def of_run(run: Run) -> Plain:
@@ -64,8 +65,12 @@ def of_path(path: Path, name: str) -> Plain:
 
 
 def of_selection(sel: Selection) -> list[Plain]:
-    """A selection, layer by layer."""
-    return [{"name": name, "groups": mask.numel(), "kept": int(mask.sum())} for name, mask in sel.items()]
+    """How many filters or neurons of each tensor a selection keeps; one that keeps any weight of a filter keeps it."""
+    layers = []
+    for name, mask in sel.items():
+        rows = mask.flatten(1).any(1) if mask.ndim > 1 else mask
+        layers.append({"name": name, "width": rows.numel(), "wide": int(rows.sum())})
+    return layers
 
 
 def of_comparison(folder: Target) -> Plain:
@@ -95,15 +100,42 @@ def _layer(path: Path, name: str) -> Plain:
         "norms": {which: text for which, (text, _) in packed.items()},
         "tops": {which: top for which, (_, top) in packed.items()},
     }
-    if kind == "weight":  # quantiles stand for the groups
-        groups = math.prod(shape)
-        return layer | {"groups": groups, "kept": [round(float(k) * groups) for k in path.keep(name)]}
+    width, kept, wide, supports = _counts(path, name)
+    layer |= {"groups": math.prod(shape), "kept": kept, "width": width, "wide": wide}
+    if supports is not None:  # otherwise quantiles stand for the groups
+        layer |= {"groups": supports.shape[1], "supports": pack_supports(supports)}
+    return layer
+
+
+def _counts(path: Path, name: str) -> tuple[int, list[int], list[int], np.ndarray | None]:
+    """The width of a tensor (its filters, neurons or other groups), and at every point how many of its groups are
+    selected and how wide what is selected is; and the supports where groups are not single weights."""
+    kind, width = path.kind(name), path.shape(name)[0]
+    if kind == "weight":
+        return width, *_live(path, name), None
     supports = history(path, name)
-    return layer | {
-        "groups": supports.shape[1],
-        "kept": supports.sum(axis=1).tolist(),
-        "supports": pack_supports(supports),
-    }
+    kept = supports.sum(axis=1).tolist()
+    if kind == "layer":
+        return width, kept, [width * k for k in kept], supports
+    return supports.shape[1], kept, kept, supports
+
+
+def _live(path: Path, name: str) -> tuple[list[int], list[int]]:
+    """How many weights are in the support at every point, and how many rows (filters, neurons) have any there."""
+    shape = path.shape(name)
+    row = math.prod(shape[1:])
+    counts, kept, wide = np.zeros(shape[0], dtype=np.int64), [], []
+    for support, flips in path._track(name).supports():
+        counts += np.bincount(flips // row, weights=2.0 * support[flips] - 1, minlength=shape[0]).astype(np.int64)
+        kept.append(int(counts.sum()))
+        wide.append(int((counts > 0).sum()))
+    return kept, wide
+
+
+def widths_of(path: Path, name: str) -> tuple[int, int]:
+    """How many filters or neurons a tensor has, and how many of them are selected in the end."""
+    width, _, wide, _ = _counts(path, name)
+    return width, wide[-1]
 
 
 def history(path: Path, name: str) -> np.ndarray:

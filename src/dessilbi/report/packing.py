@@ -1,7 +1,7 @@
 """Norms over the path in few bytes: quantised, differenced, deflated, as text for a page.
 
-A group's norm changes little from point to point, so what is kept is how much, in units of 1/4095 of the largest norm of
-the tensor (0.024 %: less than a pixel of any figure). `decode` in `assets/data.js` reads it back.
+A group's norm changes little from point to point, so what is kept is by how much, in units of 1/4095 of the largest
+norm of the tensor (0.024 %: less than a pixel of any figure). `assets/data.js` reads it back.
 """
 
 from __future__ import annotations

@@ -14,6 +14,23 @@ const charts = new Set();
 const nearby = new IntersectionObserver(entries => {
   for (const e of entries) if (e.isIntersecting) e.target.chart.mount();
 }, { rootMargin: "250px" });
+// What moves with the slider is drawn while it is on the screen, and again when it comes there.
+const onScreen = new Map();
+const visible = new IntersectionObserver(entries => {
+  for (const e of entries) {
+    const mover = onScreen.get(e.target);
+    if (mover && (mover.on = e.isIntersecting)) mover.draw();
+  }
+});
+function whileVisible(element, draw) {
+  const mover = { on: false, draw };
+  onScreen.set(element, mover);
+  visible.observe(element);
+}
+function forget(element) {
+  onScreen.delete(element);
+  visible.unobserve(element);
+}
 const resized = new ResizeObserver(entries => {
   for (const e of entries) e.target.chart.resize();
 });
@@ -29,6 +46,7 @@ class Chart {
     charts.add(this);
     nearby.observe(this.host);
     resized.observe(this.host);
+    if (clock) whileVisible(this.host, () => this.at());
   }
 
   async mount() {
@@ -56,13 +74,12 @@ class Chart {
         label: s.label, stroke: s.hidden ? "transparent" : colours[s.colour], width: s.hidden ? 0 : 2, dash: s.dash,
         spanGaps: true, points: { show: s.points ?? false, size: 6, fill: colours[s.colour] }, paths: s.marks ? () => null : undefined,
       }))],
-      hooks: { draw: this.paint ? [plot => this.paint(plot)] : [] },
+      hooks: { draw: [plot => { this.paint?.(plot); this.at(); }] },
     }, [this.x(), ...this.series.map(s => s.values)], this.host);
     if (veil) {
       this.plot.over.append(veil);
       this.veil = veil;
       this.plot.over.addEventListener("click", event => this.pick?.(this.plot.posToVal(event.offsetX, "x")));
-      this.at();
     }
     if (this.before) {
       await this.before();
@@ -72,7 +89,7 @@ class Chart {
 
   // The veil covers what comes after the moment of the slider.
   at() {
-    if (this.veil) this.veil.style.transform = `translateX(${this.plot.valToPos(this.clock(), "x")}px)`;
+    if (this.veil && known(this.plot.scales.x.min)) this.veil.style.transform = `translateX(${this.plot.valToPos(this.clock(), "x")}px)`;
   }
 
   resize() {
@@ -80,7 +97,6 @@ class Chart {
     const width = this.host.clientWidth;
     if (width && width !== this.plot.width) {
       this.plot.setSize({ width, height: this.height });
-      this.at();
     }
   }
 
@@ -100,6 +116,7 @@ class Chart {
     this.unmount();
     nearby.unobserve(this.host);
     resized.unobserve(this.host);
+    forget(this.host);
     charts.delete(this);
   }
 }

@@ -32,7 +32,7 @@ function move(k, settle) {
   slider.value = page.k;
   slider.setAttribute("aria-valuetext", READOUTS.filter(([name]) => known(moments[name][page.k])).map(([name, label]) => `${label} ${said(name, moments[name][page.k])}`).join(", "));
   for (const f of view.moving) f(page.k);
-  for (const chart of charts) chart.at();
+  for (const mover of onScreen.values()) if (mover.on) mover.draw();
   if (settle) for (const f of view.settled) f(page.k);
 }
 
@@ -64,6 +64,7 @@ function heading(run) {
 // Everything that belongs to the run in view.
 function showRun() {
   for (const chart of [...charts]) if (!chart.lasting) chart.remove();
+  for (const element of [...onScreen.keys()]) if (!document.body.contains(element) || document.getElementById("run").contains(element)) forget(element);
   const run = page.data.runs[page.run], place = document.getElementById("run");
   if (!run) return;
   const view = page.view = viewOf(run), last = view.moments.count - 1;

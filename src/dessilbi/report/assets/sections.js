@@ -34,7 +34,7 @@ function solutionPath(view) {
 function selectedNetwork(view) {
   const { run, moments } = view;
   if (!run.layers.length) return null;
-  const common = { run, points: view.points, quantiles: view.quantiles, k: view.k, moving: f => view.moving.push(f) };
+  const common = { run, points: view.points, quantiles: view.quantiles, k: view.k };
   const scaling = run.scaling === true ? "with magnitude scaling" : run.scaling === false ? "without magnitude scaling" : null;
   return section("selected", "What is selected",
     el("div", { class: "grid broad" }, keepBars(view), structure(view),
@@ -89,7 +89,7 @@ function pruning(view) {
   if (run.selection) {
     cards.push(widths("Pruned inside dense", run.selection, { id: "pruned-structure", name: `${run.name}-pruned-structure`,
       note: "What this network kept of the one that it was made from; × where nothing is left.",
-      rows: () => [["layer", "dense width", "width"], ...run.selection.map(l => [l.name, l.groups, l.kept || "dropped"])] }, f => f(0)));
+      rows: () => [["layer", "dense width", "width"], ...run.selection.map(l => [l.name, l.width, l.wide || "dropped"])] }));
   }
   return section("pruning", "Pruning", el("div", { class: "grid broad" }, cards));
 }

@@ -29,13 +29,13 @@ function keepBars(view) {
 }
 
 // The selected network inside the dense one: a column a layer, as high as the layer is wide.
-function widths(title, layers, options, moving) {
+function widths(title, layers, options, at) {
   const count = layers.length, step = Math.max(13, Math.min(46, 640 / count)), high = 150, foot = 74;
-  const most = Math.max(...layers.map(l => l.groups), 1), width = Math.ceil(count * step) + 8;
+  const most = Math.max(...layers.map(l => l.width), 1), width = Math.ceil(count * step) + 8;
   const marks = [];
   const root = svg("svg", { class: "widths", viewBox: `0 0 ${width} ${high + foot}`, width, height: high + foot, role: "img", "aria-label": title });
   layers.forEach((layer, i) => {
-    const x = 4 + i * step, h = Math.max(1.5, high * layer.groups / most - 14), w = step * 0.74;
+    const x = 4 + i * step, h = Math.max(1.5, high * layer.width / most - 14), w = step * 0.74;
     const kept = svg("rect", { class: "kept", x, y: 0, width: w, height: high, rx: 2 });
     const text = svg("text", { class: "count", x: x + w / 2, "text-anchor": "middle" });
     const tip = svg("title", {});
@@ -43,15 +43,17 @@ function widths(title, layers, options, moving) {
       svg("text", { class: "name", transform: `translate(${x + w / 2 + 3} ${high + 8}) rotate(-60)`, "text-anchor": "end" },
         count <= 30 ? clipped(shown(layer.name)) : i % 5 === 0 ? String(i + 1) : "")));
     marks.push((n) => {
-      const tall = n ? Math.max(1.5, h * n / layer.groups) : 0;
+      const tall = n ? Math.max(1.5, h * n / layer.width) : 0;
       kept.setAttribute("height", tall);
       kept.setAttribute("y", high - tall);
       text.setAttribute("y", high - h - 3);
       text.textContent = step >= 20 ? (n ? short(n).replace(" ", "") : "×") : n ? "" : "×";
-      tip.textContent = `${layer.name}: ${whole(n)} of ${whole(layer.groups)}${n ? "" : ", dropped"}`;
+      tip.textContent = `${layer.name}: ${whole(n)} of ${whole(layer.width)}${n ? "" : ", dropped"}`;
     });
   });
-  moving(k => layers.forEach((layer, i) => marks[i](Array.isArray(layer.kept) ? layer.kept[k] : layer.kept)));
+  const draw = () => layers.forEach((layer, i) => marks[i](Array.isArray(layer.wide) ? layer.wide[at()] : layer.wide));
+  draw();
+  whileVisible(root, draw);
   return figure(title, options, scrolling(title, root));
 }
 const clipped = text => text.length > 13 ? `…${text.slice(-12)}` : text;
@@ -61,10 +63,10 @@ function structure(view) {
   return widths("Structure: selected inside dense", layers, {
     id: "structure", name: `${run.name}-structure`,
     note: "A column a layer, as high as it is wide: light the dense network, dark what is selected; × where nothing is.",
-    rows: () => [["epoch", "time", ...layers.map(l => l.name)], ["", "", ...layers.map(l => l.groups)],
-      ...view.moments.epoch.map((e, k) => [e, view.moments.time[k], ...layers.map(l => l.kept[k])])],
-    tableRows: () => [["layer", "dense width", "selected width"], ...layers.map(l => [l.name, l.groups, l.kept[view.k()] || "dropped"])],
-  }, f => view.moving.push(f));
+    rows: () => [["epoch", "time", ...layers.map(l => l.name)], ["", "", ...layers.map(l => l.width)],
+      ...view.moments.epoch.map((e, k) => [e, view.moments.time[k], ...layers.map(l => l.wide[k])])],
+    tableRows: () => [["layer", "dense width", "selected width"], ...layers.map(l => [l.name, l.width, l.wide[view.k()] || "dropped"])],
+  }, view.k);
 }
 
 const BOX = [0.05, 0.25, 0.5, 0.75, 0.95];
@@ -81,7 +83,7 @@ function quantilesAt(layer, which, k, points, levels) {
 }
 
 // How a norm is distributed in every layer: 5, 25, 50, 75 and 95 %. `lam(k)` draws the threshold.
-function boxes(title, { run, points, quantiles, note, which, id, k, lam, moving }) {
+function boxes(title, { run, points, quantiles, note, which, id, k, lam }) {
   const layers = run.layers, count = layers.length, step = Math.max(13, Math.min(46, 640 / count));
   const high = 160, foot = 74, left = 44, width = left + Math.ceil(count * step) + 8;
   const root = svg("svg", { class: "boxes", viewBox: `0 0 ${width} ${high + foot}`, width, height: high + foot, role: "img", "aria-label": title });
@@ -100,8 +102,9 @@ function boxes(title, { run, points, quantiles, note, which, id, k, lam, moving 
   });
   let top = 1, drawn = false;
   const y = value => high - 4 - (high - 14) * Math.min(value, top) / top;
-  const draw = at => {
+  const draw = () => {
     if (!drawn) return;
+    const at = k();
     layers.forEach((layer, i) => {
       const [a, b, c, d, e] = quantilesAt(layer, which, at, points, quantiles), p = marks[i];
       p.stem.setAttribute("y1", y(a)); p.stem.setAttribute("y2", y(e));
@@ -126,9 +129,9 @@ function boxes(title, { run, points, quantiles, note, which, id, k, lam, moving 
     }
     if (line) root.append(line);
     drawn = true;
-    draw(k());
+    draw();
   });
-  moving(draw);
+  whileVisible(root, draw);
   return figure(title, {
     id, note, ready, name: `${run.name}-${id}`,
     rows: () => [["layer", "epoch", "5 %", "25 %", "50 %", "75 %", "95 %"], ...layers.flatMap(l => Array.from({ length: points }, (_, at) =>

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dessilbi.path import NEVER, Path
     from dessilbi.selection import Selection, select
     from dessilbi.settling import Settling
-    from dessilbi.surgery import Profile, complete, load_shrunk, profile, save_shrunk, shrink
+    from dessilbi.surgery import Profile, complete, load_shrunk, profile, save_shrunk, shrink, widen
     from dessilbi.threshold import TargetThreshold
     from dessilbi.ticket import Ticket
 
@@ -37,6 +37,7 @@ _HOME = {
     "profile": "surgery",
     "save_shrunk": "surgery",
     "shrink": "surgery",
+    "widen": "surgery",
     "TargetThreshold": "threshold",
     "Ticket": "ticket",
 }
@@ -62,6 +63,7 @@ __all__ = [
     "select",
     "shrink",
     "transposed_filters",
+    "widen",
 ]
 
 

@@ -67,7 +67,6 @@ def save_shrunk(
                 f"name={name!r} is not one of the networks of dessilbi.models ({', '.join(names())}): leave it out, "
                 "and give load_shrunk the factory"
             )
-    modules = {path: {"type": type(m).__name__, "numbers": _numbers(m)} for path, m in model.named_modules()}
     arrays, kinds = {}, {}
     for key, t in _tensors(model).items():
         t = t.detach().cpu().contiguous()
@@ -77,7 +76,7 @@ def save_shrunk(
         "network": name,
         "options": dict(options or {}),
         "facts": dict(facts or {}),
-        "modules": modules,
+        "modules": structure(model),
         "dtypes": kinds,
     }
     files.save_arrays(file, _KIND, _VERSION, arrays, header)
@@ -100,12 +99,22 @@ def load_shrunk(file: str | os.PathLike[str], factory: Callable[[], nn.Module] |
         raise ValueError(f"{where}: damaged network file ({error})") from None
     model = _dense(where, name, options, factory)
     try:
-        for path in modules:
-            _match(model, path, modules)
-        _fill(model, tensors)
+        restore(model, modules, tensors)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{where}: does not fit the network that its constructor makes: {error}") from None
     return model
+
+
+def structure(model: nn.Module) -> dict[str, Any]:
+    """What makes a network of other sizes than its constructor's, as plain data: types and sizes of its modules."""
+    return {path: {"type": type(m).__name__, "numbers": _numbers(m)} for path, m in model.named_modules()}
+
+
+def restore(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Give a network, in place, the sizes of a `structure` and its parameters and persistent buffers."""
+    for path in modules:
+        _match(model, path, modules)
+    _fill(model, tensors)
 
 
 def facts_of(file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -193,6 +202,7 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                     continue
                 if id(old) in made:
                     kind[key] = made[id(old)]  # type: ignore[assignment]
+                    used.add(name)  # a state_dict has it twice
                     continue
                 if name not in tensors:
                     raise ValueError(f"the file has no tensor {name}")
@@ -204,5 +214,5 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 new = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
                 made[id(old)] = made[id(new)] = kind[key] = new  # type: ignore[assignment]
                 used.add(name)
-    if used != tensors.keys():
+    if tensors.keys() - used:
         raise ValueError(f"the network has no tensor {sorted(tensors.keys() - used)[0]}")

@@ -1,0 +1,325 @@
+"""``widen``: more filters in some layers, and a network that computes what it computed before."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dessilbi.groups import Channels, Labels, Partition
+from dessilbi.surgery import state
+from dessilbi.surgery.channels import joined
+from dessilbi.surgery.costs import multiply_adds
+from dessilbi.surgery.graph import FIXED, Graph, Inputs
+from dessilbi.surgery.nodes import inside, owner
+from dessilbi.surgery.resize import mismatched, resize
+from dessilbi.surgery.shrinking import check_network, same_outputs, values_of
+from dessilbi.surgery.widening_plan import Grown, Layer, Stretch, carried, layers_of, place, streams, templates
+from dessilbi.surgery.widening_values import Insertion, constants, he, new_filters
+
+INITS = ("zero", "random")
+# What "random" gives outgoing weights, as a part of He's standard deviation.
+_SMALL = 0.1
+
+
+def widen(
+    model: nn.Module,
+    extra: Mapping[str, int],
+    example_inputs: Inputs,
+    optimizer: Optimizer | None = None,
+    *,
+    init: str = "zero",
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """A wider copy of the network, with the same outputs.
+
+    New filters are drawn as He et al. (2015) do, and what they feed gets weights of zero for them: the outputs are what
+    they were, in training mode too, and the first gradient of these weights is not zero. New entries of normalisations
+    are the identity, new biases zero. With a filter come its normalisation's entries and the input channels of whatever
+    reads it: behind a concatenation where they belong, behind a flattening as many as a channel has pixels; a depthwise
+    convolution gets more groups.
+
+    A residual stream grows as a whole: naming any layer that writes it is enough, and of several amounts the largest
+    counts. A shortcut that pads (option A) carries the new channels over, so that the streams behind grow by as many at
+    least; those are new ones there too. Convolutions in groups keep their groups, which get wider: the amount must be
+    a multiple of their number.
+
+    Args:
+        model: any network that torch.export can follow. It is not changed.
+        extra: how many filters or neurons a layer gets, by the layer's path: ``{"features.3": 8}``.
+        example_inputs: a tensor, a tuple of positional or a dict of keyword arguments for the network.
+        optimizer: of the network; it is moved over to the new parameters. Momentum, V and all other state of what
+            was there stays, that of new entries is zero.
+        init: what new filters feed: "zero", or "random" for small random weights (the outputs then change a little).
+        generator: on the CPU, for the random numbers.
+
+    Where a selection is in force (`sel.apply(model)`), it is so on the new network as well; new filters are free.
+    """
+    return Widening(model, example_inputs).apply(extra, optimizer, init=init, generator=generator)
+
+
+class Grew(NamedTuple):
+    """A wider network, the plan of what is new in it, and how the old entries got there."""
+
+    model: nn.Module
+    plan: Grown
+    layers: dict[str, Layer]
+    insertions: dict[str, Insertion]
+
+
+class Widening:
+    """What a network can grow by, and what that costs; `apply` does it.
+
+    Args:
+        model, example_inputs: as in :func:`widen`.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Inputs) -> None:
+        check_network(model)
+        self.model, self.example_inputs = model, example_inputs
+        self.graph = Graph.of(model, example_inputs)
+        self._layers = {layer.path: layer for layer in layers_of(self.graph)}
+
+    @property
+    def streams(self) -> list[list[str]]:
+        """The layers that can grow; those that write the same channels, and grow together, as one entry."""
+        can = {path: layer for path, layer in self._layers.items() if self._why_not(layer) is None}
+        return streams(self.graph, can)
+
+    def width(self, path: str) -> int:
+        """How many filters or neurons a layer has."""
+        return len(self._layer(path).atoms)
+
+    def multiple(self, path: str) -> int:
+        """What the amount for a layer must be a multiple of."""
+        layer = self._layer(path)
+        classes, wanted = self.graph.classes[layer.atoms], templates(self.graph, layer)
+        return int(torch.isin(classes, wanted).sum())
+
+    def parameters(self, extra: Mapping[str, int]) -> int:
+        """How many parameters the wider network would have."""
+        sizes = self._stretch(extra).sizes()
+        return sum(sizes.get(name, p.shape).numel() for name, p in self.model.named_parameters())
+
+    def macs(self, extra: Mapping[str, int]) -> int:
+        """Its multiply-adds, of the example inputs."""
+        return sum(multiply_adds(self.graph, self._stretch(extra)).values())
+
+    def apply(
+        self,
+        extra: Mapping[str, int],
+        optimizer: Optimizer | None = None,
+        *,
+        init: str = "zero",
+        generator: torch.Generator | None = None,
+    ) -> nn.Module:
+        """As :func:`widen`."""
+        if init not in INITS:
+            raise ValueError(f"init={init!r}: choose one of {', '.join(INITS)}")
+        grew = self._grow(extra)
+        self._fill(grew, init, generator or _generator())
+        if init == "zero" and not self._same(grew.model):
+            raise RuntimeError(
+                "the wider network does not compute what the network computes; nothing was changed. Its forward may "
+                "use sizes in a way that the exported graph does not show: please report it"
+            )
+        if optimizer is not None:
+            self._check_groups(optimizer, grew)
+            state.move(optimizer, self.model, grew.model, grew.insertions, lambda group, names: _regroup(
+                group, names, grew.plan.graph))  # fmt: skip
+        state.carry_masks(self.model, grew.model, grew.insertions, set())
+        return grew.model
+
+    # -- how much ------------------------------------------------------------------------------------------------
+
+    def _layer(self, path: str) -> Layer:
+        if path not in self._layers:
+            from difflib import get_close_matches
+
+            near = get_close_matches(str(path), self._layers, n=1)
+            there = path in dict(self.model.named_modules())
+            what = "a layer without filters of its own" if there else "not a layer of this network"
+            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._layers)}"
+            raise ValueError(f"extra names {path!r}, {what}: {advice}")
+        layer = self._layers[path]
+        reason = self._why_not(layer)
+        if reason is not None:
+            raise ValueError(f"extra names {path!r}: {reason}; name another layer")
+        return layer
+
+    def _why_not(self, layer: Layer) -> str | None:
+        """What keeps a layer as wide as it is."""
+        graph, classes = self.graph, set(self.graph.classes[layer.atoms].tolist())
+        if classes == {FIXED}:
+            return "its channels are outputs of the network, or an operator needs all of them as they are"
+        for blocked in graph.blocked:
+            if classes & set(graph.classes[blocked.atoms].flatten().tolist()) - {FIXED}:
+                path, kind = owner(blocked.node)
+                return f"its channels flow into module {path!r} ({kind}), whose {blocked.node.target} is not known here"
+        touched = {
+            name.rpartition(".")[0]
+            for (name, _), atoms in graph.axes.items()
+            if classes & set(graph.classes[atoms].tolist()) - {FIXED}
+        }
+        for place_ in (*graph.attention, *graph.rigid):
+            if any(inside(path, place_) for path in touched):
+                return f"its channels are those of the attention {place_!r}, which keeps its width"
+        if not len(templates(graph, layer)):
+            return "its channels meet convolutions in groups that they cannot be dealt out to"
+        return None
+
+    def _stretch(self, extra: Mapping[str, int]) -> Stretch:
+        if not isinstance(extra, Mapping) or not extra:
+            raise ValueError(f"extra={extra!r}: give the number of new filters by layer, such as {{'features.3': 8}}")
+        asked = {path: (self._layer(path), _amount(path, n)) for path, n in extra.items()}
+        order = {path: i for i, path in enumerate(self._layers)}
+        own = torch.zeros(len(self.graph.classes), dtype=torch.long)
+        for path in sorted(asked, key=order.__getitem__):
+            layer, amount = asked[path]
+            missing = amount - int(carried(self.graph, own)[self.graph.classes[layer.atoms]].sum())
+            step = self.multiple(path)
+            if missing > 0:
+                if missing % step:
+                    raise ValueError(
+                        f"extra[{path!r}]={amount}: its channels come in steps of {step} (groups, or pixels of a "
+                        f"channel): give {amount + step - missing % step}"
+                    )
+                own[templates(self.graph, layer)] += missing // step
+        return Stretch(self.graph, carried(self.graph, own))
+
+    # -- the wider network ---------------------------------------------------------------------------------------
+
+    def _grow(self, extra: Mapping[str, int]) -> Grew:
+        """The wider network with old entries in place, and zeros."""
+        stretch = self._stretch(extra)
+        sizes = {name: _Sized(size, _is_channels_last(self.model)) for name, size in stretch.sizes().items()}
+        training = [m for m in self.model.modules() if m.training]
+        for adapt in (True, False) if stretch.suspects() else (True,):
+            wide = copy.deepcopy(self.model)
+            resize(wide, stretch, sizes, adapt=adapt)  # type: ignore[arg-type]
+            for p in wide.parameters():
+                p.grad = None
+            try:
+                graph = Graph.of(wide, self.example_inputs)
+            except ValueError:
+                continue
+            layers = {layer.path: layer for layer in layers_of(graph)}
+            if layers.keys() != self._layers.keys():
+                continue
+            for interleaved in (False, True):
+                plan = self._placed(stretch, graph, layers, interleaved)
+                if plan is None or mismatched(plan, self.model.eval(), self.example_inputs):
+                    continue
+                cuts, there = plan.cuts(), values_of(wide)
+                constant = constants(graph)
+                return Grew(wide, plan, layers, {
+                    name: Insertion(cut, there[name], constant.get(name, 0.0)) for name, cut in cuts.items()
+                })  # fmt: skip
+        for module in training:
+            module.training = True
+        modules = sorted({repr(owner(node)[0]) for node in stretch.suspects()})
+        raise ValueError(
+            f"extra={dict(extra)!r}: the network cannot grow there: sizes are written into the code of "
+            f"{', '.join(modules) or 'a module'}; name other layers, or other amounts"
+        )
+
+    def _placed(self, stretch: Stretch, graph: Graph, layers: Mapping[str, Layer], interleaved: bool) -> Grown | None:
+        """What is new in the wider network's graph, if it fits."""
+        new = torch.zeros(len(graph.classes), dtype=torch.bool)
+        for path, layer in self._layers.items():
+            if int(stretch.more(layer.atoms).sum()):
+                where = place(layer, layers[path], stretch, interleaved)
+                if not len(where):
+                    return None
+                new[graph.classes[layers[path].atoms[where]]] = True
+        plan = Grown(graph, new)
+        return plan if plan.leaves(self.graph) else None
+
+    @torch.no_grad()
+    def _fill(self, grew: Grew, init: str, generator: torch.Generator) -> None:
+        """Give the wider network its values."""
+        old, wide = values_of(self.model), values_of(grew.model)
+        weights = {layer.weight: layer for layer in grew.layers.values()}
+        for name, insertion in grew.insertions.items():
+            t = wide[name].detach()
+            layer = weights.get(name)
+            if layer is None:
+                t.fill_(insertion.fill)
+            else:
+                mask = new_filters(grew.plan, layer).to(t.device)
+                drawn = bool(mask.any()) or init == "random"
+                values = he(grew.plan, layer, t, generator) if drawn else torch.zeros_like(t)
+                t.copy_(values * torch.where(mask, 1.0, _SMALL if init == "random" else 0.0))
+            insertion.into(t, old[name].detach())
+
+    def _same(self, wide: nn.Module) -> bool:
+        models = (self.model, wide)
+        training = [m for model in models for m in model.modules() if m.training]
+        try:
+            return same_outputs(self.model.eval(), wide.eval(), self.example_inputs)
+        finally:
+            for module in training:
+                module.training = True
+
+    def _check_groups(self, optimizer: Optimizer, grew: Grew) -> None:
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        for group in getattr(optimizer, "param_groups", ()):
+            kinds = group.get("group")
+            for i, p in enumerate(group["params"]):
+                kind = kinds[i] if isinstance(kinds, (list, tuple)) else kinds
+                if isinstance(kind, Labels) and names.get(id(p)) in grew.insertions:
+                    raise ValueError(
+                        f"optimizer: {names[id(p)]} has groups written out element by element (Labels), which say "
+                        "nothing of new filters: make a new optimizer for the wider network"
+                    )
+
+
+class _Sized:
+    """Makes a tensor of another size, all zeros, from one."""
+
+    def __init__(self, size: torch.Size, channels_last: bool) -> None:
+        self.size, self.channels_last = size, channels_last
+
+    def __call__(self, t: Tensor) -> Tensor:
+        form = torch.channels_last if self.channels_last and len(self.size) == 4 else torch.contiguous_format
+        return torch.empty(self.size, dtype=t.dtype, device=t.device, memory_format=form).zero_()
+
+
+def _is_channels_last(model: nn.Module) -> bool:
+    return any(
+        p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+        for p in model.parameters()
+    )
+
+
+def _amount(path: str, n: Any) -> int:
+    try:
+        if isinstance(n, bool):
+            raise TypeError
+        amount = operator.index(n)
+    except TypeError:
+        raise TypeError(f"extra[{path!r}]={n!r}: give a whole number") from None
+    if amount < 1:
+        raise ValueError(f"extra[{path!r}]={amount}: give a whole number of at least 1")
+    return amount
+
+
+def _generator() -> torch.Generator:
+    """Seeded by torch's own."""
+    return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+
+def _regroup(group: Any, names: list[str], graph: Graph) -> Any:
+    """The groups of the new parameters: as before, joined anew where they span tensors."""
+    if not isinstance(group, (list, tuple)):
+        return group
+    filters: dict[str, Partition] = {
+        name: part.filters for name, part in zip(names, group, strict=True) if isinstance(part, Channels)
+    }
+    together = joined(graph, filters) if filters else {}
+    return tuple(together.get(name, part) for name, part in zip(names, group, strict=True))

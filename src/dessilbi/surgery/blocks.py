@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from dessilbi.surgery.flow import Flow
 from dessilbi.surgery.nodes import inside, name_of, owner, shape_of
-from dessilbi.surgery.rules import Binary
+from dessilbi.surgery.rules import Elementwise
 
 _POSITIVE = ("relu", "relu6", "sigmoid", "softmax", "square", "abs", "hardsigmoid")
 _PASSING = ("max_pool2d", "max_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "dropout", "flatten", "slice", "pad",
@@ -43,7 +43,7 @@ def idle_blocks(flow: Flow) -> list[Block]:
     """The modules of which nothing but the shortcut is left."""
     found: list[Block] = []
     for node in flow.graph.nodes:
-        if name_of(node) != "add" or not isinstance(flow.graph.rules[node], Binary):
+        if name_of(node) != "add" or not isinstance(flow.graph.rules[node], Elementwise):
             continue
         path, _ = owner(node)
         if not path or any(block.path == path for block in found):

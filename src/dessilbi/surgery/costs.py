@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from dessilbi.selection import Selection
 from dessilbi.surgery.graph import Graph, Inputs, call_arguments
 from dessilbi.surgery.nodes import full_name, owner, shape_of
 from dessilbi.surgery.plan import Plan
-from dessilbi.surgery.rules import Affine, Attention, Matmul
+from dessilbi.surgery.rules import Affine, Attention, Einsum, Matmul
 from dessilbi.surgery.shrinking import check_network, cut_down, fit, masked_copy, values_of
 
 
@@ -121,7 +122,7 @@ def multiply_adds(graph: Graph, plan: Plan | None) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in graph.nodes if plan is None else plan.nodes:
         rule = graph.rules[node]
-        if isinstance(rule, (Affine, Matmul, Attention)) and isinstance(node.meta.get("val"), torch.Tensor):
+        if isinstance(rule, (Affine, Matmul, Einsum, Attention)) and isinstance(node.meta.get("val"), torch.Tensor):
             path = owner(node)[0]
             found[path] = found.get(path, 0) + _macs(graph, plan, node)
     return found
@@ -137,6 +138,9 @@ def _macs(graph: Graph, plan: Plan | None, node: fx.Node) -> int:
     if isinstance(rule, Matmul):
         a, _ = rule.operands(graph, node)
         return out.numel() * shape(a)[-1]
+    if isinstance(rule, Einsum):
+        operands, letters, output = rule.parts(graph, node)
+        return _contractions([shape(x) for x in operands], letters, output)
     assert isinstance(rule, Affine)
     x, name, _ = rule.parts(graph, node)
     axis, groups = rule.channel_axis(graph, node), rule.groups(graph, node)
@@ -147,6 +151,19 @@ def _macs(graph: Graph, plan: Plan | None, node: fx.Node) -> int:
     kernel = shape_of(call["weight"])[2:].numel()
     read, written = (out, shape(x)) if not rule.transposed(node) else (shape(x), out)
     return read.numel() * (written[axis] // groups) * kernel
+
+
+def _contractions(shapes: Sequence[torch.Size], letters: Sequence[str], output: str) -> int:
+    """Multiply-adds of a product written with letters, its operands taken in from left to right."""
+    sizes = {
+        letter: n for word, shape in zip(letters, shapes, strict=True) for letter, n in zip(word, shape, strict=True)
+    }
+    total, held = 0, set(letters[0])
+    for i, word in enumerate(letters[1:], 2):
+        held |= set(word)
+        total += math.prod(sizes[letter] for letter in held)
+        held &= set(output).union(*letters[i:])
+    return total
 
 
 def _layers(model: nn.Module, sizes: dict[str, int], costs: dict[str, int]) -> Iterable[Layer]:

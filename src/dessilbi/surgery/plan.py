@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -12,7 +13,7 @@ from torch import Tensor, fx
 from dessilbi.surgery.blocks import Block, idle_blocks
 from dessilbi.surgery.flow import Flow
 from dessilbi.surgery.graph import FIXED, Graph
-from dessilbi.surgery.nodes import owner, shape_of, varying
+from dessilbi.surgery.nodes import name_of, owner, shape_of, varying
 from dessilbi.surgery.rules import Affine, Concatenation, GroupNorm, Movement
 
 
@@ -304,7 +305,8 @@ class Plan:
         return int((~self.lost(g.outer).view(g.groups, -1).all(1)).sum())
 
     def suspects(self) -> list[fx.Node]:
-        """Operators whose sizes may be written into the network's code, and that lose channels."""
+        """Operators whose sizes may be written into the network's code, and that lose channels or borrow a size of what
+        does."""
         found = []
         for node in self.nodes:
             if node in self.graph.rewired or self.graph.in_attention(node):
@@ -314,9 +316,29 @@ class Plan:
             in_groups = isinstance(rule, Affine) and rule.groups(self.graph, node) > 1 and not kind.startswith("Conv")
             if in_groups or (isinstance(rule, GroupNorm) and kind != "GroupNorm"):
                 axes = varying(self.graph.look(node))
-            if axes and any(self.lost(a).any() for x in (node, *self.graph.inputs(node)) for a in self._tensors(x)):
+            if (axes and self._loses(node)) or self.borrowed(node):
                 found.append(node)
         return found
+
+    def _loses(self, node: fx.Node) -> bool:
+        """Whether channels go from an operator's output or inputs."""
+        return any(bool(self.lost(a).any()) for x in (node, *self.graph.inputs(node)) for a in self._tensors(x))
+
+    def borrowed(self, node: fx.Node) -> list[fx.Node]:
+        """For an operator that reshapes what loses nothing, the tensors that do lose channels and that one of its sizes
+        may be read from (`b, c, h, w = x.shape`): as long along an axis, and used in the same module."""
+        call = self.graph.calls[node]
+        sizes: Any = call.get("size", call.get("shape", call.get("sizes")))
+        reshapes = name_of(node) in ("view", "reshape", "unflatten", "expand") and isinstance(sizes, (list, tuple))
+        if not reshapes or self._loses(node):
+            return []
+        own = [n for n in self.nodes if owner(n)[0] == owner(node)[0]]
+        near = dict.fromkeys(x for n in own for x in (n, *self.graph.inputs(n)) if x not in self.graph.names)
+        return [
+            x for x in near
+            if isinstance(x.meta.get("val"), Tensor)
+            and any(old in sizes and new != old for old, new in zip(shape_of(x), self.shape(x), strict=True))
+        ]  # fmt: skip
 
     def warn(self, named: Iterable[str]) -> None:
         """Say which layers of those named would have been left with nothing."""

@@ -136,7 +136,10 @@ def harden(plan: Plan, nodes: Iterable[fx.Node]) -> None:
     """Take note of operators whose sizes cannot be changed: only the order of what a padding leaves can."""
     graph = plan.graph
     for node in nodes:
-        (graph.rewired if node in graph.pads and graph.is_module(node) else graph.hard).add(node)
+        if node in graph.pads and graph.is_module(node):
+            graph.rewired.add(node)
+        else:
+            graph.hard.update(plan.borrowed(node) or [node])
 
 
 def mismatched(plan: Plan, model: nn.Module, inputs: object) -> list[fx.Node]:
@@ -147,7 +150,7 @@ def mismatched(plan: Plan, model: nn.Module, inputs: object) -> list[fx.Node]:
     try:
         nodes = [n for n in traced(model, inputs)[0] if owner(n)[1] != Rearranged.__name__]  # type: ignore[arg-type]
     except ValueError:
-        return suspects
+        return [n for n in suspects if plan.borrowed(n)] or suspects
     olds, news = ([n for n in every if not plan.graph.in_attention(n)] for every in (plan.nodes, nodes))
     if len(olds) != len(news):
         return suspects

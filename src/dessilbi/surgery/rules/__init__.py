@@ -15,21 +15,33 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, fx
 
 from dessilbi.surgery.nodes import in_place, name_of, returns_nothing
 from dessilbi.surgery.rules.affine import Addmm, Affine, Embedding
 from dessilbi.surgery.rules.base import CONSTANT, PINNED, UNKNOWN, Rule, listed
-from dessilbi.surgery.rules.elementwise import Binary, Clamp, Power, Prelu, Softmax, Unary
+from dessilbi.surgery.rules.elementwise import Clamp, Elementwise, Glu, Power, Prelu, Product, Softmax, Unary
 from dessilbi.surgery.rules.movement import Concatenation, Getitem, Movement, Padding
 from dessilbi.surgery.rules.norms import GroupNorm, LayerNorm, Norm
-from dessilbi.surgery.rules.products import Attention, Matmul
+from dessilbi.surgery.rules.products import Attention, Einsum, Matmul
 from dessilbi.surgery.rules.spatial import Reduction, Spatial
 
 if TYPE_CHECKING:
     from dessilbi.surgery.graph import Graph
 
-__all__ = ["Affine", "Attention", "Binary", "Concatenation", "GroupNorm", "Matmul", "Movement", "Rule", "find"]
+__all__ = [
+    "Affine",
+    "Attention",
+    "Concatenation",
+    "Einsum",
+    "Elementwise",
+    "GroupNorm",
+    "Matmul",
+    "Movement",
+    "Rule",
+    "find",
+]
 
 
 _SAME = (
@@ -62,15 +74,21 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), Softmax()),
     **dict.fromkeys(_SPATIAL.split(), Spatial()),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "logsumexp", "max", "min", "norm"), Reduction()),
-    **dict.fromkeys(("add", "sub", "rsub", "maximum", "minimum"), Binary("add")),
-    **dict.fromkeys(("mul", "multiply"), Binary("mul")),
-    **dict.fromkeys(("div", "true_divide", "divide"), Binary("div")),
+    **dict.fromkeys(("add", "sub", "rsub", "maximum", "minimum"), Elementwise(torch.logical_and)),
+    **dict.fromkeys(("mul", "multiply"), Product()),
+    **dict.fromkeys(("div", "true_divide", "divide"), Elementwise(lambda a, b: a)),
+    **dict.fromkeys(("addcmul", "addcdiv"), Elementwise(lambda a, b, c: a & b, "self", "tensor1", "tensor2")),
+    "lerp": Elementwise(lambda a, b, weight: a & b, "self", "end", "weight"),
+    "where": Elementwise(lambda mask, a, b: a & b, "condition", "self", "other"),
+    "masked_fill": Elementwise(lambda a, mask, b: a & b, "self", "mask", "value"),
+    "glu": Glu(),
     **dict.fromkeys(_MOVEMENT.split(), Movement()),
     **dict.fromkeys(("cat", "concat", "concatenate"), Concatenation()),
     **dict.fromkeys(_AFFINE.split(), Affine()),
     **dict.fromkeys(("batch_norm", "instance_norm"), Norm()),
     **dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()),
     **dict.fromkeys(("matmul", "mm", "bmm"), Matmul()),
+    "einsum": Einsum(),
     **dict.fromkeys(("argmax", "argmin", "topk", "sort", "baddbmm"), PINNED),
     "addmm": Addmm(),
     "prelu": Prelu(),
@@ -95,21 +113,31 @@ def find(g: Graph, n: fx.Node) -> Rule:
     whole = isinstance(value, Tensor) and not value.is_floating_point()  # indices and masks
     if not reads or ((rule is UNKNOWN or whole) and not any(a.any() for x in reads for a in listed(g.present(x)))):
         return CONSTANT
-    if in_place(n) and not name_of(n).endswith("dropout") and _is_seen(g, reads[0]):
-        return UNKNOWN  # writing into a view changes what it is a view of
+    if in_place(n) and _is_seen(g, n):
+        return UNKNOWN  # another tensor of the same memory changes too
     return rule
 
 
-def _is_seen(g: Graph, view: fx.Node) -> bool:
-    """Whether anything else reads the memory that a view looks at."""
-    while isinstance(g.rules.get(view), (Movement, Getitem)):
-        sources = g.inputs(view)
-        if len(sources) != 1:
-            return True
-        own = [sources[0]]
-        while in_place(own[-1]):
-            own.append(own[-1].all_input_nodes[0])
-        if {user for x in own for user in x.users} - {*own, view}:
-            return True
-        view = own[-1]
-    return False
+_SAME_MEMORY = ("contiguous", "to", "type_as", "float", "detach", "alias", "positive", "dropout", "feature_dropout")
+
+
+def _is_seen(g: Graph, n: fx.Node) -> bool:
+    """Whether what is written in place is read later through another view of the same memory."""
+
+    def source(x: fx.Node) -> fx.Node | None:
+        may_share = in_place(x) or name_of(x) in _SAME_MEMORY or isinstance(g.rules.get(x), (Movement, Getitem))
+        return x.args[0] if may_share and x.args and isinstance(x.args[0], fx.Node) else None
+
+    def memory(x: fx.Node) -> fx.Node:
+        while (before := source(x)) is not None:
+            x = before
+        return x
+
+    def tensor(x: fx.Node) -> fx.Node:
+        while in_place(x) and isinstance(x.args[0], fx.Node):
+            x = x.args[0]
+        return x
+
+    where = memory(n)
+    others = [x for x in (where, *g.rules) if tensor(x) is not tensor(n) and memory(x) is where]
+    return any(user not in g.calls for x in others for user in x.users)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,77 +108,111 @@ class Prelu(Unary):
             g.tie(channels(atoms, x, 1), g.axis(name, 0))
 
 
-class Binary(Rule):
-    """Elementwise on two operands, broadcast against each other; or on one and a number.
+class Elementwise(Rule):
+    """On several operands, broadcast against each other; some may be numbers.
 
-    `absorbs`: one zero makes the product zero. `first`: a zero first operand does (division).
+    Args:
+        zero: where the result is zero, given where the operands are.
+        operands: their names, by default the first two.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def operands(self, g: Graph, n: fx.Node) -> tuple[Any, Any]:
-        call = g.calls[n]
-        names = [name for name in ("self", "other", "input", "tensor1") if name in call][:2]
-        a, b = (call[name] for name in names)
-        return a, b
+    def __init__(self, zero: Callable[..., Tensor], *operands: str) -> None:
+        self.gives_zero = zero
+        self.operands = operands or ("self", "other")
 
     def link(self, g: Graph, n: fx.Node) -> None:
-        a, b = self.operands(g, n)
+        nodes = [v for name in self.operands if isinstance(v := g.calls[n][name], fx.Node)]
         ndim = len(shape_of(n))
-        if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
-            g.atoms[n] = aligned(g.look(a if isinstance(a, fx.Node) else b), ndim)
-            return
-        x, y = (aligned(self._met(g, v, other, ndim), ndim) for v, other in ((a, b), (b, a)))
-        free_x, free_y = blank(a, ndim, varying(y)), blank(b, ndim, varying(x))
-        if not (free_x and varying(y)) and not (free_y and varying(x)):
-            g.tie(x, y)
-        # The output goes by an operand that has all of its positions; where both do, by the simpler one.
-        fit = [v for v, operand in ((x, a), (y, b)) if self._fits(operand, n, x, y)]
+        met = [aligned(self._met(g, v, [o for o in nodes if o is not v], ndim), ndim) for v in nodes]
+        everywhere = {d for x in met for d in varying(x)}
+        # The output goes by an operand that has all of its positions; of several, by the simplest.
+        fit = [x for v, x in zip(nodes, met, strict=True) if self._has(v, ndim, everywhere)]
         if not fit:
             PINNED.link(g, n)
             return
-        g.atoms[n] = min(fit, key=lambda v: (len(varying(v)), not v.any()))
+        for i, (v, x) in enumerate(zip(nodes, met, strict=True)):
+            for o, y in zip(nodes[:i], met[:i], strict=True):
+                free = (blank(v, ndim, varying(y)) and varying(y)) or (blank(o, ndim, varying(x)) and varying(x))
+                if not free:
+                    g.tie(x, y)
+        chosen = g.atoms[n] = min(fit, key=lambda x: (len(varying(x)), not x.any()))
+        for v, x in zip(nodes, met, strict=True):
+            if varying(chosen) and blank(v, ndim, varying(chosen)):
+                g.pin(x)  # what lies along other axes must stay as long as the output, which knows nothing of it
 
-    def _met(self, g: Graph, v: fx.Node, other: fx.Node, ndim: int) -> Tensor:
+    def _met(self, g: Graph, v: fx.Node, others: list[fx.Node], ndim: int) -> Tensor:
         """The atoms of an operand; a parameter that meets no channels gets none."""
-        met = [0] if other in g.names else varying(aligned(g.look(other), ndim))
-        if v in g.names and (not met or (other not in g.names and blank(v, ndim, met))):
-            atoms: Tensor = g.present(v)
+        met = sorted({d for o in others if o not in g.names for d in varying(aligned(g.look(o), ndim))})
+        meets_parameter = any(o in g.names for o in others)
+        atoms: Tensor
+        if v in g.names and (blank(v, ndim, met) if met else not meets_parameter):
+            atoms = g.present(v)
             return atoms.reshape([1] * len(shape_of(v))) if atoms.numel() == 1 else atoms
         atoms = g.look(v)
         return atoms
 
-    def _fits(self, node: fx.Node, n: fx.Node, x: Tensor, y: Tensor) -> bool:
-        """Whether an operand is broadcast along no axis that channels lie along."""
-        shape, ndim = shape_of(node), len(shape_of(n))
-        own = [1] * (ndim - len(shape)) + list(shape)
-        return all(own[d] > 1 for d in {*varying(x), *varying(y)})
+    def _has(self, v: fx.Node, ndim: int, axes: set[int]) -> bool:
+        """Whether an operand is broadcast along none of these axes."""
+        shape = [1] * (ndim - len(shape_of(v))) + list(shape_of(v))
+        return all(shape[d] > 1 for d in axes)
+
+    def _zeros(self, f: Flow, n: fx.Node) -> list[Tensor]:
+        ndim = len(shape_of(n))
+        values = [f.graph.calls[n][name] for name in self.operands]
+        return [aligned(f.zero_of(v), ndim) if isinstance(v, fx.Node) else torch.tensor(v == 0) for v in values]
 
     def zero(self, f: Flow, n: fx.Node) -> Tensor:
-        a, b = self.operands(f.graph, n)
-        ndim = len(shape_of(n))
         if n in f.graph.pinned:
             return no(f.graph.atoms[n])
-        za, zb = (aligned(f.zero_of(v), ndim) if isinstance(v, fx.Node) else torch.tensor(v == 0) for v in (a, b))
         shape = f.graph.atoms[n].shape
-        if self.kind == "mul":
-            zero = za | zb
-        elif self.kind == "div":
-            zero = za
-        else:
-            zero = za & zb
+        zero = self.gives_zero(*self._zeros(f, n))
         return reduced(zero.expand(torch.broadcast_shapes(zero.shape, shape)), shape, "all")
 
     def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
-        if n in f.graph.pinned:
-            super().live(f, n, out)
-            return
-        a, b = self.operands(f.graph, n)
-        for x, other in ((a, b), (b, a)):
-            if not isinstance(x, fx.Node):
+        for name in self.operands:
+            v = f.graph.calls[n][name]
+            if not isinstance(v, fx.Node):
                 continue
-            matters = out
-            if self.kind == "mul" and isinstance(other, fx.Node):
-                matters = out & ~aligned(f.zero_of(other), out.ndim)
-            f.need(x, matters)
+            if n in f.graph.pinned:
+                f.need_all(v)
+            else:
+                f.need(v, self.matters(f, n, name, out))
+
+    def matters(self, f: Flow, n: fx.Node, name: str, out: Tensor) -> Tensor:
+        """Where an operand matters, given where the result does."""
+        return out
+
+
+class Product(Elementwise):
+    """What is multiplied by zero does not matter."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.logical_or)
+
+    def matters(self, f: Flow, n: fx.Node, name: str, out: Tensor) -> Tensor:
+        first, second = self._zeros(f, n)
+        return out & ~(second if name == "self" else first)
+
+
+class Glu(Rule):
+    """One half of an axis times the sigmoid of the other."""
+
+    def halves(self, f: Graph, n: fx.Node, x: Tensor) -> tuple[Tensor, Tensor]:
+        axis = f.calls[n]["dim"] % x.ndim
+        first, second = x.chunk(2, axis) if x.shape[axis] > 1 else (x, x)
+        return first, second
+
+    def link(self, g: Graph, n: fx.Node) -> None:
+        first, second = self.halves(g, n, g.look(g.calls[n]["self"]))
+        g.tie(first, second)
+        if first.numel() == 1:  # a half of one channel
+            g.pin(first)
+        g.atoms[n] = first
+
+    def zero(self, f: Flow, n: fx.Node) -> Tensor:
+        return self.halves(f.graph, n, f.zero_of(f.graph.calls[n]["self"]))[0]
+
+    def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
+        x = f.graph.calls[n]["self"]
+        axis, like = f.graph.calls[n]["dim"] % out.ndim, f.graph.look(x)
+        f.need(x, torch.cat([out, out], axis) if like.shape[axis] > 1 else out)

@@ -9,11 +9,12 @@ from torch import Tensor, fx
 
 from dessilbi.surgery.nodes import (
     aligned,
+    onto,
     reduced,
     shape_of,
     varying,
 )
-from dessilbi.surgery.rules.base import PINNED, Rule, blank, no
+from dessilbi.surgery.rules.base import PINNED, Rule, at_axis, blank, no
 
 if TYPE_CHECKING:
     from dessilbi.surgery.flow import Flow
@@ -70,6 +71,72 @@ class Matmul(Rule):
         x, y = aligned(f.zero_of(a), out.ndim), aligned(f.zero_of(b), out.ndim)
         f.need(a, (out.unsqueeze(-2) & ~y.unsqueeze(-3)).any(-1))
         f.need(b, (out.unsqueeze(-2) & ~x.unsqueeze(-1)).any(-3))
+
+
+class Einsum(Rule):
+    """A product written with letters. What lies along a letter that all operands and the output have (a head) goes
+    through; along the others nothing is lost."""
+
+    def link(self, g: Graph, n: fx.Node) -> None:
+        operands, letters, output = self.parts(g, n)
+        through = set(output).intersection(*map(set, letters))
+        if "." in "".join([*letters, output]) or any(len({*word}) < len(word) for word in letters):
+            PINNED.link(g, n)
+            return
+        found: dict[str, Tensor] = {}
+        for x, word in zip(operands, letters, strict=True):
+            atoms = g.look(x)
+            for d in varying(atoms):
+                if word[d] not in through:
+                    g.tie(atoms, atoms.narrow(d, 0, 1))
+                    atoms = atoms.narrow(d, 0, 1)
+            if len(varying(atoms)) != 1:  # nothing along one letter: all of it stays
+                g.pin(g.look(x))
+                continue
+            (d,) = varying(atoms)
+            if word[d] in found:
+                g.tie(atoms.flatten(), found[word[d]])
+            found[word[d]] = atoms.flatten()
+        if len(found) == 1 and all(varying(g.look(x)) for x in operands):
+            ((letter, vector),) = found.items()
+            g.atoms[n] = onto(vector, output.index(letter), len(output))
+        else:
+            PINNED.link(g, n)
+
+    def parts(self, g: Graph, n: fx.Node) -> tuple[list[fx.Node], list[str], str]:
+        """The operands, the letters of each, and those of the output."""
+        equation = g.calls[n]["equation"].replace(" ", "")
+        inputs, arrow, output = equation.partition("->")
+        letters = inputs.split(",")
+        if not arrow:
+            every = "".join(letters)
+            output = "".join(sorted(letter for letter in {*every} if every.count(letter) == 1))
+        return list(g.calls[n]["tensors"]), letters, output
+
+    def _along(self, f: Flow, n: fx.Node) -> tuple[list[tuple[fx.Node, int]], int]:
+        """The operands with the axis that the channels lie along, and that axis of the output."""
+        operands, letters, output = self.parts(f.graph, n)
+        (axis,) = varying(f.graph.atoms[n])
+        return [(x, word.index(output[axis])) for x, word in zip(operands, letters, strict=True)], axis
+
+    def zero(self, f: Flow, n: fx.Node) -> Tensor:
+        atoms = f.graph.atoms[n]
+        if n in f.graph.pinned:
+            return no(atoms)
+        operands, axis = self._along(f, n)
+        zero = torch.zeros(atoms.numel(), dtype=torch.bool)
+        for x, d in operands:
+            there = f.zero_of(x)
+            zero |= reduced(there, at_axis(there, d), "all").flatten()
+        return onto(zero, axis, atoms.ndim)
+
+    def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
+        if n in f.graph.pinned:
+            super().live(f, n, out)
+            return
+        for x, d in self._along(f, n)[0]:
+            like = f.graph.look(x)
+            f.need(x, onto(out.flatten(), d, like.ndim).expand(like.shape))
 
 
 class Attention(Rule):

@@ -142,6 +142,10 @@ _PRESETS: dict[str, _Preset] = {
         "LeNet-5 on scikit-learn's digits: a first run of seconds that needs no files",
         {"model": "lenet5", "data": "digits", **_QUICK, "epochs": 10, "batch": 64},
     ),
+    "quick/lenet-mnist-ticket": _Preset(
+        "LeNet-5 on MNIST, the search for a winning ticket among single weights: `dessilbi ticket sweep --preset …`",
+        {"model": "lenet5", "data": "mnist", **_QUICK, "nu": 100.0, "conv": "weight", "linear": "weight"},
+    ),
     **_training(),
     "paper/vgg16-weights": _Preset(
         "VGG16, weight pruning: train for a mask of 5-6 % of the weights (paper: fine-tuned 94.18 %, dense 93.45 %)",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dessilbi import Selection
-from dessilbi.baselines import Gradual, iterative, ladder, magnitude, prunable, rounds_to
+from dessilbi.baselines import Gradual, iterative, ladder, magnitude, rounds_to
 
 
 def row(*weights: float) -> nn.Linear:
@@ -51,15 +51,15 @@ def test_only_within_another_selection() -> None:
         magnitude(model, 0.1, exclude="1", within=within)
 
 
-def test_what_is_prunable() -> None:
+def test_what_is_pruned() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
-    assert list(prunable(model)) == ["0.weight", "3.weight"]
-    assert list(prunable(model, linear=None)) == ["0.weight"]
-    assert list(prunable(model, exclude=["0"])) == ["3.weight"]
+    assert list(magnitude(model, 0.5)) == ["0.weight", "3.weight"]
+    assert list(magnitude(model, 0.5, linear=None)) == ["0.weight"]
+    assert list(magnitude(model, 0.5, exclude=["0"])) == ["3.weight"]
     with pytest.raises(ValueError, match="nothing to prune: with conv=None, linear=None"):
-        prunable(model, conv=None, linear=None)
+        magnitude(model, 0.5, conv=None, linear=None)
     with pytest.raises(ValueError, match="conv must be 'weight', 'filter', 'neuron' or None, got 'channel'"):
-        prunable(model, conv="channel")
+        magnitude(model, 0.5, conv="channel")
 
 
 # -- in rounds -----------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def _l1(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
 
 def _slimming(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
     run = bench.run("slimming", bench.training_config.replace(method="slimming"))
-    sel = slim(bench.network(_weights(run)), keep)
+    sel = slim(bench.network(_weights(run)), keep, exclude=bench.sparse["exclude"])
     return Found(sel, run, _epochs(run), _steps(run))
 
 

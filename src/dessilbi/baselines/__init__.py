@@ -6,7 +6,8 @@ Before, after and between trainings: functions that return a :class:`~dessilbi.S
 `magnitude`        the largest weights; with ``conv="filter"`` the filters of largest l1 norm
 `snip`             before training, by the sensitivity of the loss
 `slim`             filters by the scales of the normalisation that follows them; train with `Slimming`
-`iterative`        train, take the smallest fifth of what is left, and again; `ladder` and `rounds_to` say how often
+`iterative`        train, take the smallest fifth of what is left, and again, rewound or not (Iterative-Pruning-A);
+                   `ladder` and `rounds_to` say how often
 `random_like`      as many in every layer as another selection, anywhere
 `random_global`    as many in all, anywhere
 `allocate`         what they share: how much every layer gets, as one of `ALLOCATIONS`
@@ -15,7 +16,7 @@ Before, after and between trainings: functions that return a :class:`~dessilbi.S
 During training: a :class:`Companion`, made with the model and its optimizer (``method=`` in a configuration).
 
 =================  =====================================================================================================
-`Gradual`          magnitude pruning, more and more of it on a cubic schedule
+`Gradual`          magnitude pruning, more and more of it on a cubic schedule (Iterative-Pruning-B)
 `SoftFilters`      at the end of every epoch the smallest filters are set to zero, and may come back
 `L1`               an l1 penalty, on filters a group lasso, by proximal steps
 `Slimming`         an l1 penalty on the scales of normalisations
@@ -42,7 +43,6 @@ from dessilbi.baselines.magnitude import magnitude
 from dessilbi.baselines.slimming import Slimming, slim
 from dessilbi.baselines.snip import snip
 from dessilbi.baselines.softfilters import SoftFilters
-from dessilbi.baselines.tensors import prunable
 
 __all__ = [
     "ALLOCATIONS",
@@ -58,7 +58,6 @@ __all__ = [
     "iterative",
     "ladder",
     "magnitude",
-    "prunable",
     "random_global",
     "random_like",
     "rounds_to",

@@ -49,13 +49,6 @@ def partitioned(
     return found
 
 
-def prunable(
-    model: nn.Module, conv: str | None = "weight", linear: str | None = "weight", exclude: Excluded = ()
-) -> dict[str, nn.Parameter]:
-    """The parameters to be pruned, by name and in the model's order: those that `param_groups` penalises."""
-    return {name: p for name, (p, _) in partitioned(model, conv, linear, exclude).items()}
-
-
 def check_moved(found: Mapping[str, tuple[Tensor, Partition]], optimizer: Optimizer) -> None:
     """Raise a ValueError if the optimizer does not move one of these parameters."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -21,7 +21,20 @@ from dessilbi import __version__
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 _EXTRA = ("rich", "pooch", "PIL", "sklearn", "scipy", "tomlkit")
-_COMMANDS = ("data", "models", "presets", "train", "show", "prune", "ticket", "compare", "export", "latency", "report")
+_COMMANDS = (
+    "data",
+    "models",
+    "presets",
+    "train",
+    "show",
+    "prune",
+    "ticket",
+    "compare",
+    "export",
+    "latency",
+    "report",
+    "watch",
+)
 
 
 @dataclass

@@ -1,22 +1,29 @@
-"""`dessilbi show`: a run, epoch by epoch."""
+"""`dessilbi show`: a run, epoch by epoch, also while it trains."""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .progress import cells
+from .progress import cells, epoch_line
+
+if TYPE_CHECKING:
+    from dessilbi.training.run import Run
+
+_POLL_SECONDS = 0.5
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N epochs.")
 @click.option("--json", "raw", is_flag=True, help="The metrics as they are, one JSON object a line.")
-def command(run: Path, last: int | None, raw: bool) -> None:
+@click.option("--follow", "-f", is_flag=True, help="Go on with every epoch that ends, until the run does.")
+def command(run: Path, last: int | None, raw: bool, follow: bool) -> None:
     """Show a run: epoch, loss, dense and sparse accuracy, keep, λ, time.
 
     \b
@@ -24,15 +31,19 @@ def command(run: Path, last: int | None, raw: bool) -> None:
       dessilbi show runs/quick-lenet-digits
       dessilbi show runs/quick-lenet-digits --last 5
       dessilbi show runs/quick-lenet-digits --json | jq .sparse
+      dessilbi show runs/quick-lenet-digits --follow
     """
     from dessilbi.training.run import Run
 
     opened = Run.open(run)
+    if follow:
+        _follow(opened, last, raw)
+        return
     metrics = opened.metrics()
     metrics = metrics[-last:] if last else metrics
     if raw:
         for row in metrics:
-            click.echo(json.dumps({name: _json(value) for name, value in row.items()}))
+            click.echo(_as_json(row))
         return
 
     from rich.box import SIMPLE_HEAD
@@ -53,6 +64,28 @@ def command(run: Path, last: int | None, raw: bool) -> None:
         from .prune import show_table
 
         show_table(opened)
+
+
+def _follow(run: Run, last: int | None, raw: bool) -> None:
+    """A line an epoch, as they end; what is there first."""
+    shown = max(0, len(run.metrics()) - last) if last else 0
+    while True:
+        # The status first: what was written before it said "finished" is then all there is.
+        status = run.status
+        metrics = run.metrics()
+        shown = min(shown, len(metrics))  # a run that went back to its checkpoint goes through epochs again
+        for row in metrics[shown:]:
+            click.echo(_as_json(row) if raw else epoch_line(row, run.config.epochs))
+        shown = len(metrics)
+        if status not in ("new", "running"):
+            break
+        time.sleep(_POLL_SECONDS)
+    if not raw:
+        click.echo(f"{run.folder}: {status}")
+
+
+def _as_json(row: dict[str, Any]) -> str:
+    return json.dumps({name: _json(value) for name, value in row.items()})
 
 
 def _json(value: Any) -> Any:

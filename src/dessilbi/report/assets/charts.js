@@ -36,10 +36,12 @@ const resized = new ResizeObserver(entries => {
 });
 
 class Chart {
-  // label: what the figure shows, in words. x(): the numbers along. series: [{label, values, colour, dash}].
-  // y: {range, log, percent}. clock: whether the slider moves over it. paint(plot): drawn over the axes.
-  constructor({ label, height = 170, x, xLabel, xLog, series = [], y = {}, clock = null, paint = null, before = null, pick = null }) {
-    Object.assign(this, { label, height, x, xLabel, xLog, series, y, clock, paint, before, pick, plot: null });
+  // label: what the figure shows, in words. x(): the numbers along; xTicks: those of a logarithmic axis.
+  // series: [{label, values, colour, dash}]. y: {range, percent}. clock(): where the slider is along x. before(): what
+  // must be there for paint(plot), which draws over the axes. pick(x): someone clicked there.
+  // lasting: belongs to the page and not to the run in view.
+  constructor({ label, height = 170, x, xTicks, series = [], y = {}, clock, paint, before, pick, lasting = false }) {
+    Object.assign(this, { label, height, x, xTicks, series, y, clock, paint, before, pick, lasting, plot: null });
     this.host = el("div", { class: "plot", role: "img", "aria-label": label });
     this.host.style.height = `${height}px`;
     this.host.chart = this;
@@ -53,26 +55,28 @@ class Chart {
     if (this.plot || !this.host.clientWidth) return;
     const veil = this.clock ? el("div", { class: "veil" }) : null;
     const axis = { stroke: colours.muted, font: FONT, grid: { stroke: colours.rule, width: 1 }, ticks: { show: false } };
-    const percents = this.y.percent ? (_, ticks) => ticks.map(t => t === null ? "" : `${Number((100 * t).toFixed(2))} %`) : null;
-    const plain = (_, ticks) => ticks.map(t => t === null ? "" : number(t));
+    const asPercents = (_, ticks) => ticks.map(t => t === null ? "" : `${Number((100 * t).toPrecision(4))} %`);
+    const asNumbers = (_, ticks) => ticks.map(t => t === null ? "" : number(t));
+    const log = this.xTicks && { splits: () => this.xTicks, filter: (_, ticks) => ticks, values: asPercents };
     this.plot = new uPlot({
       width: this.host.clientWidth,
       height: this.height,
-      padding: [8, 8, 0, 0],
+      padding: [8, 14, 0, 0],
       legend: { show: false },
       cursor: { show: false },
       select: { show: false },
       scales: {
-        x: { time: false, range: this.xLog ? undefined : (_, low, high) => [low, high > low ? high : low + 1], distr: this.xLog ? 3 : 1 },
-        y: { range: this.y.range ?? padded, distr: this.y.log ? 3 : 1 },
+        x: log ? { time: false, distr: 3, range: (_, low, high) => [low / 1.2, high * 1.2] }
+          : { time: false, range: (_, low, high) => [low, high > low ? high : low + 1] },
+        y: { range: this.y.range ?? padded },
       },
       axes: [
-        { ...axis, size: 26, gap: 4, values: this.xLog ? percents ?? plain : plain, ...(this.xLog ? { values: (_, ticks) => ticks.map(t => t === null ? "" : `${number(100 * t)} %`) } : {}) },
-        { ...axis, size: 50, gap: 4, space: 28, values: percents ?? plain },
+        { ...axis, size: 26, gap: 4, values: asNumbers, ...log },
+        { ...axis, size: 50, gap: 4, space: 28, values: this.y.percent ? asPercents : asNumbers },
       ],
       series: [{}, ...this.series.map(s => ({
         label: s.label, stroke: s.hidden ? "transparent" : colours[s.colour], width: s.hidden ? 0 : 2, dash: s.dash,
-        spanGaps: true, points: { show: s.points ?? false, size: 6, fill: colours[s.colour] }, paths: s.marks ? () => null : undefined,
+        spanGaps: true, points: { show: s.points ?? false, size: 6, fill: colours[s.colour] },
       }))],
       hooks: { draw: [plot => { this.paint?.(plot); this.at(); }] },
     }, [this.x(), ...this.series.map(s => s.values)], this.host);

@@ -32,7 +32,7 @@ function short(value) {
 
 // Rows of cells; numbers stand to the right. A first column of names is the heading of its row.
 function table(headings, rows, caption) {
-  const numeric = headings.map((_, i) => rows.every(r => /^(–|-?[\d.,e+-]+ ?[%×KMG]?)$/.test(`${r[i] ?? "–"}`)));
+  const numeric = headings.map((_, i) => rows.every(r => /^(–|[-+−]?[\d.,e+-]+( ± [\d.]+)? ?[%×KMG]?)$/.test(`${r[i] ?? "–"}`)));
   return el("table", {},
     caption ? el("caption", {}, caption) : null,
     el("thead", {}, el("tr", {}, headings.map((h, i) => el("th", { scope: "col", class: numeric[i] && "number" }, h)))),
@@ -59,25 +59,25 @@ function download(name, rows) {
 const fileName = text => text.replace(/[^\p{L}\p{N}._-]+/gu, "-").slice(0, 120);
 
 // A figure with its heading, its data as a table (made when asked for) and as CSV.
-// `rows` are those of the CSV, the first one of them headings; `tableRows` fewer, where not all can be read; both may
-// need what `ready` waits for.
-function figure(title, { note, name, rows, tableRows, id, wide, extra, ready }, ...body) {
+// `rows` are those of the CSV, the first one of them headings; `tableRows` fewer, where not all can be read, or null where
+// the figure is a table already; both may need what `ready` waits for.
+function figure(title, { note, name, rows, tableRows = rows, id, wide, extra, ready }, ...body) {
   const shown = el("div", { class: "scroll table", tabindex: 0, role: "region", "aria-label": `Table: ${title}` });
   const fill = async () => {
-    if (!details.open) return;
+    if (!details?.open) return;
     await ready?.();
-    const [head, ...rest] = (tableRows ?? rows)();
+    const [head, ...rest] = tableRows();
     shown.replaceChildren(table(head, rest));
   };
   const save = async () => {
     await ready?.();
     download(name ?? title, rows());
   };
-  const details = el("details", { ontoggle: fill }, el("summary", {}, "Table"), shown);
+  const details = tableRows && el("details", { ontoggle: fill }, el("summary", {}, "Table"), shown);
   const element = el("figure", { id, class: wide ? "card wide" : "card" },
     el("figcaption", {}, el("h3", {}, title), extra ?? null, note ? el("p", { class: "note" }, note) : null),
     ...body,
-    el("div", { class: "tools" }, details,
+    el("div", { class: "tools" }, details ?? el("span", {}),
       el("button", { type: "button", class: "quiet", "aria-label": `Download CSV: ${title}`, onclick: save }, "CSV")));
   element.refresh = fill;
   return element;

@@ -64,7 +64,7 @@ function heading(run) {
 // Everything that belongs to the run in view.
 function showRun() {
   for (const chart of [...charts]) if (!chart.lasting) chart.remove();
-  for (const element of [...onScreen.keys()]) if (!document.body.contains(element) || document.getElementById("run").contains(element)) forget(element);
+  for (const element of [...onScreen.keys()]) if (!element.closest("#compared")) forget(element);
   const run = page.data.runs[page.run], place = document.getElementById("run");
   if (!run) return;
   const view = page.view = viewOf(run), last = view.moments.count - 1;
@@ -83,6 +83,8 @@ function contentsOf() {
 }
 
 function build() {
+  for (const chart of [...charts]) chart.remove();
+  for (const element of [...onScreen.keys()]) forget(element);
   const { data } = page, many = data.runs.length > 1;
   const names = [...data.runs, ...data.comparisons].map(r => r.name);
   const choice = many ? el("label", { class: "choice" }, "run ", el("select", { id: "which", onchange: event => { page.run = Number(event.target.value); page.k = null; showRun(); } },
@@ -91,7 +93,7 @@ function build() {
     el("a", { class: "skip", href: "#main" }, "Skip to the figures"),
     el("header", {}, el("p", { class: "brand" }, "dessilbi"), el("h1", {}, many || !data.runs.length ? names.join(", ") : data.runs[0].name), choice,
       el("nav", { "aria-label": "Sections" }, el("ul", { id: "contents" }))),
-    el("main", { id: "main" }, el("div", { id: "run" }), comparisonOfRuns(data), data.comparisons.map(tickets)),
+    el("main", { id: "main" }, el("div", { id: "run" }), el("div", { id: "compared" }, comparisonOfRuns(data), data.comparisons.map(tickets))),
     el("footer", {}, `Made with dessilbi ${data.version}, ${data.made}. Norms are rounded to 1/4095 of the largest of their layer. `,
       "Charts: uPlot (MIT). This page asks nothing of the network."));
   showRun();

@@ -83,7 +83,7 @@ function pruning(view) {
   const rows = [["network", "accuracy", "parameters", "non-zero", "MACs", "bytes", ...batches.flatMap(b => [`ms at ${b}`, `speed at ${b}`])],
     ...found.rows.map(r => [r.network, percent(r.accuracy), ...[r.parameters, r.nonzero, r.macs, r.bytes],
       ...batches.flatMap(b => [r.latency?.[b] ? Number((1e3 * r.latency[b].seconds).toPrecision(3)) : "–", r.latency?.[b] ? `${r.latency[b].ratio.toFixed(2)}×` : "–"])])];
-  const cards = [figure("Dense, selected, shrunk, trained", { id: "pruned", name: `${run.name}-pruned`, rows: () => rows, wide: true,
+  const cards = [figure("Dense, selected, shrunk, trained", { id: "pruned", name: `${run.name}-pruned`, rows: () => rows, tableRows: null, wide: true,
     note: `From epoch ${number(found.epoch)} of ${found.run}: ${percent(found.selection.kept)} of the groups kept, at the level of ${found.selection.level}s.` },
   scrolling("Networks before and after pruning", table(rows[0], rows.slice(1))))];
   if (run.selection) {
@@ -99,15 +99,14 @@ function provenance(view) {
   if (!run.folder) return null;
   const plain = Object.entries(env).filter(([, v]) => v === null || typeof v !== "object").map(([k, v]) => [k, v ?? "–"]);
   const resumed = (env.resumed ?? []).map(r => [r.started ?? "–", r.command ?? "–"]);
-  const changed = Object.entries(run.config).map(([name, value]) => [name, value, run.defaults[name] ?? "–"]);
-  const body = changed.map(([name, value, usual]) => el("tr", { class: value !== usual && "differs" },
-    el("th", { scope: "row" }, name), el("td", {}, value), el("td", { class: "usual" }, usual)));
+  const changed = Object.entries(run.config).filter(([name, value]) => value !== run.defaults[name]).map(([name, value]) => [name, value, run.defaults[name]]);
   return section("provenance", "How to repeat it",
     el("h3", {}, "Command"), el("pre", { tabindex: 0, "aria-label": "Command" }, env.command || "not recorded"),
     resumed.length ? scrolling("Resumed", table(["resumed", "command"], resumed)) : null,
     el("div", { class: "grid broad" },
-      el("div", { class: "card" }, el("h3", {}, "Configuration"), el("p", { class: "note" }, "Marked: other than the default. The file itself is below."),
-        scrolling("Configuration", el("table", { class: "config" }, el("thead", {}, el("tr", {}, ["field", "value", "default"].map(h => el("th", { scope: "col" }, h)))), el("tbody", {}, body))),
-        el("details", {}, el("summary", {}, "config.toml"), el("pre", { tabindex: 0 }, run.toml))),
-      el("div", { class: "card" }, el("h3", {}, "Environment"), scrolling("Environment", table(["", ""], plain)))));
+      el("div", { class: "card" }, el("h3", {}, "Configuration"),
+        el("p", { class: "note" }, `What is other than the default, ${changed.length} of ${Object.keys(run.config).length} settings. All of them:`),
+        el("details", {}, el("summary", {}, "config.toml"), el("pre", { tabindex: 0, "aria-label": "config.toml" }, run.toml)),
+        scrolling("Configuration", table(["setting", "value", "default"], changed))),
+      el("div", { class: "card" }, el("h3", {}, "Environment"), scrolling("Environment", table(["what", "value"], plain)))));
 }

@@ -11,29 +11,19 @@ from dessilbi.models import create, names
 from dessilbi.selection import Selection
 from dessilbi.surgery import shrink
 from tests.surgery import zoo
-from tests.surgery.zoo import FOREIGN, coherent_selection, difference, evaluate, random_masks, selection_of
+from tests.surgery.zoo import (
+    FOREIGN,
+    TOL,
+    checked_shrink,
+    coherent_selection,
+    difference,
+    evaluate,
+    random_masks,
+    selection_of,
+)
 
-TOL = 1e-5
 # The depth of these costs time and shows nothing that resnet20 does not.
 DEEP = ("resnet32", "resnet44", "resnet50", "resnet110")
-
-
-def checked_shrink(net, model, sel, model_inputs=None):
-    """`shrink`, compared with the masked network at two batch sizes; the original must stay as it is."""
-    inputs = net.inputs(2) if model_inputs is None else model_inputs
-    batches = [inputs, net.inputs(3)]
-    before = zoo.snapshot(model)
-    with sel.applied(model):
-        expected = [evaluate(model, x) for x in batches]
-    assert zoo.unchanged(model, before)
-    small = shrink(model, sel, inputs)
-    assert zoo.unchanged(model, before)
-    assert isinstance(small, nn.Module)
-    assert not {p.data_ptr() for p in small.parameters()} & {p.data_ptr() for p in model.parameters()}
-    for x, y in zip(batches, expected, strict=True):
-        assert difference(y, evaluate(small, x)) <= TOL
-    assert zoo.parameters(small) <= zoo.parameters(model)
-    return small
 
 
 def shrunk_or_refused(net, model, sel):

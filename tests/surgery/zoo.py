@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dessilbi.models import create
 from tests.surgery import nets
 
+TOL = 1e-5
 WRITERS = (nn.modules.conv._ConvNd, nn.Linear)
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
@@ -446,3 +447,23 @@ def unchanged(model: nn.Module, before: Mapping[str, Tensor]) -> bool:
     return list(now) == list(before) and all(
         now[name].dtype == value.dtype and torch.equal(now[name], value) for name, value in before.items()
     )
+
+
+def checked_shrink(net, model, sel, model_inputs=None):
+    """`shrink`, compared with the masked network at two batch sizes; the original must stay as it is."""
+    from dessilbi.surgery import shrink
+
+    inputs = net.inputs(2) if model_inputs is None else model_inputs
+    batches = [inputs, net.inputs(3)]
+    before = snapshot(model)
+    with sel.applied(model):
+        expected = [evaluate(model, x) for x in batches]
+    assert unchanged(model, before)
+    small = shrink(model, sel, inputs)
+    assert unchanged(model, before)
+    assert isinstance(small, nn.Module)
+    assert not {p.data_ptr() for p in small.parameters()} & {p.data_ptr() for p in model.parameters()}
+    for x, y in zip(batches, expected, strict=True):
+        assert difference(y, evaluate(small, x)) <= TOL
+    assert parameters(small) <= parameters(model)
+    return small

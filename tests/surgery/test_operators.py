@@ -115,6 +115,20 @@ def test_between_two_convolutions(name):
     assert (small.first.out_channels, small.last.in_channels) == (left, left)
 
 
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("power by a number", 5), ("power by a tensor for each channel", 8), ("clamp by a tensor for each channel", 8),
+     ("clamp above zero", 5), ("where with a constant", 5), ("addcmul of a shift", 5)],
+)  # fmt: skip
+def test_channels_that_nobody_reads(name, left):
+    function, parameters, _ = FUNCTIONS[name]
+    net = zoo.Net(lambda: Between(function, **parameters), zoo._images(3, 5, 7))
+    model = net.build()
+    read = torch.tensor([1, 0, 1, 1, 0, 1, 1, 0]).bool()
+    small = checked_shrink(net, model, Selection({"last.weight": read.view(1, 8, 1, 1).expand(4, 8, 1, 1)}))
+    assert (small.first.out_channels, small.last.in_channels) == (left, left)
+
+
 def test_gated_linear_units_keep_both_halves_alike():
     net = zoo.Net(lambda: Between(lambda self, x: F.glu(x, 1), channels=4), zoo._images(3, 5, 7))
     model = net.build()
@@ -260,3 +274,27 @@ def test_multiply_adds_of_groups():
             small(net.inputs(2))
         assert report.macs_of(sel) == counter.get_total_flops() // 2
     assert report.macs_of(Selection({"first.weight": torch.arange(12) % 6 > 1})) < report.macs
+
+
+class Blurred(nn.Module):
+    """A convolution in groups whose weight is computed: one kernel for all channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 1)
+        self.head = nn.Conv2d(6, 4, 1)
+        self.kernel = nn.Parameter(torch.ones(1, 1, 3, 3))
+
+    def forward(self, x):
+        x = self.first(x)
+        x = F.conv2d(x, self.kernel.expand(x.shape[1], -1, -1, -1), stride=2, groups=x.shape[1])
+        return self.head(F.relu(self.last(x)))
+
+
+def test_multiply_adds_of_groups_whose_weight_is_computed():
+    net = zoo.Net(Blurred, zoo._images(3, 5, 7))
+    model = net.build()
+    sel = Selection({"first.weight": torch.arange(8) > 2, "last.weight": torch.arange(6) > 2})
+    small = checked_shrink(net, model, sel)
+    assert (small.first.out_channels, small.last.out_channels) == (8, 3)
+    assert profile(model, net.inputs(2)).macs_of(sel) == profile(small, net.inputs(2)).macs

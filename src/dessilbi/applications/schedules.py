@@ -40,6 +40,7 @@ def _training(config: Config, epochs: int, lr: float) -> Config:
         optimizer_options=config.optimizer_options if adaptive else {},
         method="none",
         method_options={},
+        grow_options={},
         momentum=0.9,
         decoupled_weight_decay=False,
         fused=None,

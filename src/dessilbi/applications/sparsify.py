@@ -98,6 +98,8 @@ def prune(
     folder = FilePath(folder)
     if folder.resolve() == run.folder.resolve():
         raise ValueError(f"{folder}: is the run to be pruned: choose another folder for what comes of it")
+    if retrain is not None and run.config.grow_options:
+        raise ValueError(f"{run.folder}: a network that grew has no initial weights to train from: give finetune")
     Run.check(folder, overwrite)
     place = {name: value for name, value in (("data_root", data_root), ("device", device)) if value is not None}
     config = run.config.replace(**place)
@@ -279,10 +281,14 @@ class _Bench:
         self.options = {**sizes, **config.model_options} if named else {}
 
     def network(self, run: Run) -> nn.Module:
-        """The network of a run with its initial weights, on the CPU."""
+        """The network of a run with its initial weights, or as large as it has grown, on the CPU."""
         randomness.seed_all(self.config.seed)
         start = network.find(run, "start", resume=True)
-        return network.build(self.config, self.data, self.world.device, start).cpu().eval()
+        model = network.build(self.config, self.data, self.world.device, start)
+        state = run.latest() if self.config.grow_options else None
+        if state is not None:
+            model = network.of_checkpoint(self.config, model, state, self.world.device)
+        return model.cpu().eval()
 
     def save(self, model: nn.Module, file: FilePath) -> None:
         save_shrunk(model, file, self.name, self.options, {"input_shape": list(self.data.shape)})

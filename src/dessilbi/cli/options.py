@@ -41,6 +41,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "optimizer_options": "Further argument of the optimizer; repeatable.",
         "method": "What accompanies the optimizer: a baseline that acts during training.",
         "method_options": "Its argument, such as keep=0.1; repeatable.",
+        "grow_options": "Setting of a network that grows (see dessilbi grow); repeatable.",
         "lr": "Step size α.",
         "momentum": "Momentum τ.",
         "nesterov": "Nesterov's form of momentum.",

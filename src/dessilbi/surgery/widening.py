@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from dessilbi.groups import Channels, Labels, Partition
 from dessilbi.surgery import state
@@ -198,7 +199,6 @@ class Widening:
         """The wider network with old entries in place, and zeros."""
         stretch = self._stretch(extra)
         sizes = {name: _Sized(size, _is_channels_last(self.model)) for name, size in stretch.sizes().items()}
-        training = [m for m in self.model.modules() if m.training]
         for adapt in (True, False) if stretch.suspects() else (True,):
             wide = copy.deepcopy(self.model)
             resize(wide, stretch, sizes, adapt=adapt)  # type: ignore[arg-type]
@@ -213,15 +213,13 @@ class Widening:
                 continue
             for interleaved in (False, True):
                 plan = self._placed(stretch, graph, layers, interleaved)
-                if plan is None or mismatched(plan, self.model.eval(), self.example_inputs):
+                if plan is None or mismatched(plan, self.model, self.example_inputs):
                     continue
                 cuts, there = plan.cuts(), values_of(wide)
                 constant = constants(graph)
                 return Grew(wide, plan, layers, {
                     name: Insertion(cut, there[name], constant.get(name, 0.0)) for name, cut in cuts.items()
                 })  # fmt: skip
-        for module in training:
-            module.training = True
         modules = sorted({repr(owner(node)[0]) for node in stretch.suspects()})
         raise ValueError(
             f"extra={dict(extra)!r}: the network cannot grow there: sizes are written into the code of "
@@ -258,10 +256,12 @@ class Widening:
             insertion.into(t, old[name].detach())
 
     def _same(self, wide: nn.Module) -> bool:
-        models = (self.model, wide)
+        # On the CPU: a GPU may round to ten bits (TF32), and otherwise for other shapes.
+        models = [copy.deepcopy(m).cpu() if any(p.is_cuda for p in m.parameters()) else m for m in (self.model, wide)]
+        inputs = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, self.example_inputs)
         training = [m for model in models for m in model.modules() if m.training]
         try:
-            return same_outputs(self.model.eval(), wide.eval(), self.example_inputs)
+            return same_outputs(models[0].eval(), models[1].eval(), inputs)
         finally:
             for module in training:
                 module.training = True

@@ -123,7 +123,10 @@ class Grown(Plan):
         """Whether without them every tensor has its old size."""
         if self.gone[FIXED] or len(self.graph.nodes) != len(old.nodes):
             return False
-        cuts = self.cuts()
+        try:
+            cuts = self.cuts()
+        except RuntimeError:  # the groups of a convolution are not equally wide
+            return False
         sizes = {name: cuts[name].size if name in cuts else shape for name, shape in self.graph.shapes.items()}
         grouped = {name: self.groups(name) for name in self.graph.grouped}
         return sizes == old.shapes and grouped == {name: g.groups for name, g in old.grouped.items()}

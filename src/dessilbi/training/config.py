@@ -11,6 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from dessilbi.training.growing import Growing
+
 
 @dataclass(frozen=True)
 class Config:
@@ -42,6 +44,9 @@ class Config:
             arguments, such as ``{"keep": 0.1}``: ``gradual`` (magnitude pruning on the cubic schedule),
             ``soft-filters``, ``l1``, ``slimming``: see :mod:`dessilbi.baselines`. They act on what `conv`, `linear` and
             `exclude` name.
+        grow_options: settings of a network that grows, which `dessilbi grow` trains: see
+            :class:`dessilbi.training.growing.Growing`. `epochs` is then the most that the run may take; what becomes of
+            the schedule, see :mod:`dessilbi.applications.grow`.
         lr, kappa, nu, lam, momentum, nesterov, weight_decay, decoupled_weight_decay, scaling, beta_min, fused: as in
             :class:`~dessilbi.DessiLBI`. Optimizers of torch get those of them that they know.
         conv, linear, exclude: what is sparse, as in :func:`dessilbi.param_groups`; ``none`` for not penalised.
@@ -95,6 +100,7 @@ class Config:
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     method: Literal["none", "gradual", "soft-filters", "l1", "slimming"] = "none"
     method_options: Mapping[str, Any] = field(default_factory=dict)
+    grow_options: Mapping[str, Any] = field(default_factory=dict)
     lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = False
@@ -168,6 +174,8 @@ class Config:
             raise ValueError(f"optimizer={self.optimizer!r} with fsdp=True: it works on whole tensors; set fsdp=False")
         if self.mask is not None and self.ticket is not None:
             raise ValueError(f"mask={self.mask!r} and ticket={self.ticket!r}: a ticket has its mask; give one of them")
+        if self.grow_options:
+            self._check_growing()
         if self.method == "none" and self.method_options:
             raise ValueError(f"method_options={dict(self.method_options)!r} with method='none': name the method")
         if self.settle_keep is not None and not self.ours:
@@ -178,6 +186,22 @@ class Config:
                              "choose what is to be sparse, such as conv='filter'")  # fmt: skip
         if not self.ours and self.keep is not None:
             raise ValueError(f"keep={self.keep!r} needs optimizer='dessilbi' or 'dessiadamw', not {self.optimizer!r}")
+
+    def _check_growing(self) -> None:
+        growing = Growing.of(self.grow_options)
+        if growing.every + growing.then > self.epochs:
+            raise ValueError(f"epochs={self.epochs} with grow_options every={growing.every} and then={growing.then}: "
+                             "there is no time to grow; epochs is the most that the run may take in all")  # fmt: skip
+        if not self.ours:
+            raise ValueError(f"grow_options with optimizer={self.optimizer!r}, which selects nothing: take "
+                             "'dessilbi' or 'dessiadamw'")  # fmt: skip
+        if self.keep is not None:
+            raise ValueError(f"grow_options with keep={self.keep!r}: a target would fix how much is selected; give lam")
+        for name in ("mask", "ticket", "settle_keep", "patience", "watch_step_size"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"grow_options with {name}={getattr(self, name)!r}: leave one of them out")
+        if self.fsdp or self.method != "none":
+            raise ValueError("grow_options with fsdp or a method: leave one of them out")
 
     @property
     def ours(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dessilbi import files
@@ -26,6 +26,7 @@ from dessilbi.training.config import Config, differences
 from dessilbi.training.distribution import World
 from dessilbi.training.environment import facts
 from dessilbi.training.evaluation import evaluate
+from dessilbi.training.growing import Grower, Now
 from dessilbi.training.interrupts import Interrupts
 from dessilbi.training.record import Record
 from dessilbi.training.reporter import Reporter
@@ -51,6 +52,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     until: int | None = None,
+    grower: Grower | None = None,
     progress: object | None = None,
     command: str = "",
 ) -> dict[str, Any]:
@@ -65,6 +67,8 @@ def train(
             process the result is bit for bit that of a run that was never stopped, given as many threads.
         overwrite: start anew in the folder of another run.
         until: pause at the end of this epoch, if the run is longer; resumed, it goes on as if it had not stopped.
+        grower: lets the network grow, where the configuration has `grow_options`: see
+            :func:`dessilbi.applications.grow.grow`, which calls this.
         progress: an object with some of the methods ``start(total_epochs, steps_per_epoch)``, ``step(epoch, step,
             loss)`` (counted from 1; the loss only where it is known without waiting), ``epoch(metrics)`` and
             ``note(text)``.
@@ -82,6 +86,10 @@ def train(
     """
     if resume and overwrite:
         raise ValueError("resume=True goes on and overwrite=True starts anew: choose one of them")
+    if bool(config.grow_options) != (grower is not None):
+        raise ValueError(
+            "grow_options: a network that grows is trained by `dessilbi grow` (dessilbi.applications.grow)"
+        )
     # What is wrong with the folder should not be said after reading the data.
     if resume:
         _check_same(Run.open(folder), config)
@@ -93,7 +101,7 @@ def train(
     try:
         reporter = Reporter(progress if world.first else None)
         with Interrupts() as interrupts, _tuned(world.device):
-            session = _Session(config, world, reporter, interrupts, Run(folder, config), resume, until)
+            session = _Session(config, world, reporter, interrupts, Run(folder, config), resume, until, grower)
             with session.mask or contextlib.nullcontext():
                 session.enter(resume, overwrite, command)
                 summary = session.go()
@@ -117,7 +125,7 @@ def _check_same(run: Run, config: Config) -> None:
 
 @contextlib.contextmanager
 def _tuned(device: torch.device) -> Iterator[None]:
-    """The device is the current one; shapes do not change during a run, so cuDNN may try which algorithm is fastest."""
+    """The device is the current one; shapes seldom change during a run, so cuDNN may try which algorithm is fastest."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before or device.type == "cuda"
     current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -140,7 +148,11 @@ class _Session:
         run: Run,
         resume: bool,
         until: int | None,
+        grower: Grower | None,
     ) -> None:
+        if grower is not None and world.size > 1:
+            raise ValueError(f"a network grows in one process, not in {world.size}: start it without torchrun")
+        self.grower = grower
         self.last = config.epochs if until is None else min(config.epochs, until)
         self.config, self.world, self.reporter, self.interrupts = config, world, reporter, interrupts
         self.run = run
@@ -149,6 +161,7 @@ class _Session:
         self.data = datasets.build(config, world.device, dtype, world.rank, world.size)
         randomness.seed_all(config.seed)
         self.model = network.build(config, self.data, world.device, start)
+        self.example = torch.randn(1, *self.data.shape, generator=torch.Generator().manual_seed(0)).to(world.device)
         # What a new run folder gets a copy of.
         files_of = ((start, run.network_file), (mask, run.mask_file), (ticket, run.ticket_file))
         self.given = [(to, file.read_bytes()) for file, to in files_of if file]
@@ -158,14 +171,7 @@ class _Session:
         self.mask = kept.apply(self.model) if kept is not None else None
         if config.fsdp:
             world.shard(self.model)
-        self.optimizer = optimizers.build(config, self.model, world.device, self.data.shape)
-        wrapped = self.model if config.fsdp else world.wrap(self.model)
-        self.step_once = step.build(config, wrapped, self.optimizer, self.data.train, world.device, world.size)
-        ours = isinstance(self.optimizer, (DessiLBI, DessiAdamW)) and bool(self.optimizer.penalised())
-        self.ours: DessiLBI | DessiAdamW | None = self.optimizer if ours else None  # type: ignore[assignment]
-        self.threshold = (
-            TargetThreshold(self.ours, config.keep, config.ramp) if self.ours and config.keep is not None else None
-        )
+        self._equip()
         self.companion = companions.build(config, self.model, self.optimizer)
         self.settling = Settling(config.settle) if config.settle_keep is not None else None
         watched = config.watch_step_size is not None and world.first
@@ -173,6 +179,7 @@ class _Session:
         self.steps_per_epoch = len(self.data.train)
         # How far the run is: whole epochs, steps into the next one, steps in all.
         self.epoch = self.step = self.steps = 0
+        self.growths = 0
         self.losses = torch.zeros(self.steps_per_epoch, device=world.device)
         self.looked = 0
         self.seconds = 0.0
@@ -183,6 +190,22 @@ class _Session:
         self.writer = Writer(background=world.device.type != "cpu")
         self.record: Record | None = None
         self.board: Board | None = None
+
+    def _equip(self) -> None:
+        """The optimizer of the network, and what makes its steps."""
+        config = self.config
+        self.optimizer = optimizers.build(config, self.model, self.world.device, self.data.shape)
+        self._build_step()
+        ours = isinstance(self.optimizer, (DessiLBI, DessiAdamW)) and bool(self.optimizer.penalised())
+        self.ours: DessiLBI | DessiAdamW | None = self.optimizer if ours else None  # type: ignore[assignment]
+        self.threshold = (
+            TargetThreshold(self.ours, config.keep, config.ramp) if self.ours and config.keep is not None else None
+        )
+
+    def _build_step(self) -> None:
+        config, world = self.config, self.world
+        wrapped = self.model if config.fsdp else world.wrap(self.model)
+        self.step_once = step.build(config, wrapped, self.optimizer, self.data.train, world.device, world.size)
 
     # -- the folder ----------------------------------------------------------------------------------------------
 
@@ -196,6 +219,9 @@ class _Session:
             if self.world.first:
                 Run.create(self.run.folder, self.config, overwrite, self._hand_over)
             self.world.wait()
+        if state is not None and "modules" in state:
+            self.model = network.of_checkpoint(self.config, self.model, state, self.world.device).train()
+            self._equip()
         if self.ours and (self.world.first or self.config.fsdp):
             self.record = Record(self.model, self.ours, self.run.path_file, self.steps_per_epoch)
         if state is not None:
@@ -256,10 +282,15 @@ class _Session:
         return self._summary()
 
     def _finished(self) -> bool:
-        return self.epoch >= self.last or self._stopped_early()
+        return self.epoch >= min(self.last, self._end()) or self._stopped_early()
 
     def _outcome(self) -> str:
-        return "finished" if self.epoch >= self.config.epochs or self._stopped_early() else "paused"
+        return "finished" if self.epoch >= self._end() or self._stopped_early() else "paused"
+
+    def _end(self) -> int:
+        """The epoch at whose end the run is done, as far as that is known."""
+        end = self.grower.end if self.grower is not None else None
+        return self.config.epochs if end is None else end
 
     def _stopped_early(self) -> bool:
         if self.settling is not None and self.settling.settled:
@@ -271,7 +302,7 @@ class _Session:
         train, total = self.data.train, self.config.epochs * self.steps_per_epoch
         for ticket in train.tickets(self.epoch, self.step):
             self.whole = False
-            lr = step_size(self.config, self.steps, self.steps_per_epoch)
+            lr = self._step_size()
             if lr != self.lr:
                 set_step_size(self.optimizer, lr)
                 self.lr = lr
@@ -309,6 +340,11 @@ class _Session:
         warning = monitor.look(images.float(), labels)
         if warning is not None:
             self.reporter.note(f"step {self.steps + 1} (epoch {self.epoch + 1}): {warning}")
+
+    def _step_size(self) -> float:
+        if self.grower is not None:
+            return self.grower.step_size(self.steps, self.steps_per_epoch)
+        return step_size(self.config, self.steps, self.steps_per_epoch)
 
     def _look(self, loss: Tensor) -> float | None:
         """The loss if it is known without waiting; raises if it is not finite."""
@@ -379,16 +415,44 @@ class _Session:
             self.record.end(self.epoch, **{k: v for k, v in scalars.items() if v is not None})
         if self.settling is not None:
             metrics["change"] = self._settle(self.settling)
+        wide = None
+        if self.grower is not None:
+            metrics["parameters"] = sum(p.numel() for p in self.model.parameters())
+            wide = self.grower.end_epoch(Now(self.model, self.optimizer, metrics, self.example, self._loss_of))
         if self.world.first:
             with self._storing():
                 self.run.append(metrics)
             if self.board:
                 self.board.write(metrics)
+        if self.grower is not None:
+            self._grow(self.grower, wide)
         self.whole = True
         every = self.config.checkpoint_every
         if not every or self.steps % every == 0 or self._finished() or self.epoch in self.config.keep_epochs:
             self._save()
         self.reporter.epoch(metrics)
+
+    def _grow(self, grower: Grower, wide: nn.Module | None) -> None:
+        """Go on with a wider network, if there is one: new step (a CUDA graph is captured anew), new path."""
+        if wide is not None:
+            scaler = self.step_once.scaler.state_dict()
+            self.model = wide
+            self._build_step()
+            self.step_once.scaler.load_state_dict(scaler)
+        with self._storing():
+            if wide is not None and self.record is not None and self.ours:
+                self.record.put_aside(self.run.path_before(self.growths))
+                self.record = Record(wide, self.ours, self.run.path_file, self.steps_per_epoch)
+                self.record.end(self.epoch)
+            grower.write(self.run)
+        self.growths += wide is not None
+
+    def _loss_of(self, model: nn.Module) -> Tensor:
+        """The loss of a network on the first batch of the epoch that comes."""
+        train = self.data.train
+        images, labels = train.load(next(iter(train.tickets(self.epoch))))
+        with step.autocast(self.config, self.world.device):
+            return functional.cross_entropy(model(images), labels)
 
     def _settle(self, settling: Settling) -> float | None:
         """How much the epoch changed the selection; None for the first one. The path is the first process's."""
@@ -436,6 +500,14 @@ class _Session:
             "settling": self.settling.state_dict() if self.settling else None,
             "random": randomness.state(),
         }
+        if self.grower is not None:
+            from dessilbi.surgery.saving import structure
+
+            state |= {
+                "modules": structure(self.model),
+                "growths": self.growths,
+                "grower": self.grower.state_dict(),
+            }
         return sharding.gathered(state) if self.config.fsdp else state
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -454,6 +526,11 @@ class _Session:
             self.companion.load_state_dict(state["companion"])
         if self.settling is not None and state.get("settling"):
             self.settling.load_state_dict(state["settling"])
+        if self.grower is not None:
+            self.growths = state["growths"]
+            self.grower.load_state_dict(state["grower"])
+            if self.world.first:
+                self.run.take_path_back(self.growths)
         if self.record is not None:
             self.record.resume(state["points"])
         randomness.restore(state["random"])

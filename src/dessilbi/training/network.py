@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +40,17 @@ def build(config: Config, data: Data, device: torch.device, start: Path | None =
         conv, linear = (None if kind == "none" else kind for kind in (config.conv, config.linear))
         sparse_start(model, config.sparse_start, conv=conv, linear=linear, exclude=config.exclude)
     _check(config, model, data, device)
+    return model
+
+
+def of_checkpoint(config: Config, model: nn.Module, state: Mapping[str, Any], device: torch.device) -> nn.Module:
+    """The network of a checkpoint, where it has grown out of this one, which is used up."""
+    from dessilbi.surgery.saving import restore
+
+    restore(model, state["modules"], state["model"])
+    model = model.to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 

@@ -59,7 +59,7 @@ def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
         return _of_start(run)
     if state is None:
         raise ValueError(f"{folder}: the run has no checkpoint yet: let it train for an epoch")
-    network, shape = network_of(run, state["model"])
+    network, shape = network_of(run, state["model"], state.get("modules"))
     try:
         network.load_state_dict(state["model"])
     except RuntimeError as error:
@@ -68,8 +68,13 @@ def _of_run(folder: Path) -> tuple[nn.Module, tuple[int, ...] | None]:
     return network, shape
 
 
-def network_of(run: Run, weights: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...] | None]:
-    """The network of a run that has such weights, without them, and the shape of its images where that is known."""
+def network_of(
+    run: Run, weights: Mapping[str, Any], modules: Mapping[str, Any] | None = None
+) -> tuple[nn.Module, tuple[int, ...] | None]:
+    """The network of a run that has such weights, without them, and the shape of its images where that is known.
+
+    A network that grew has `modules` in its checkpoint, and comes with the weights.
+    """
     shape, classes = _of_data(run.config, weights)
 
     def dense() -> nn.Module:
@@ -79,8 +84,14 @@ def network_of(run: Run, weights: Mapping[str, Any]) -> tuple[nn.Module, tuple[i
     if run.network_file.is_file():
         from dessilbi.surgery import load_shrunk
 
-        return load_shrunk(run.network_file, factory=dense), shape
-    return dense(), shape
+        network = load_shrunk(run.network_file, factory=dense)
+    else:
+        network = dense()
+    if modules is not None:
+        from dessilbi.surgery.saving import restore
+
+        restore(network, modules, weights)
+    return network, shape
 
 
 def _of_start(run: Run) -> tuple[nn.Module, tuple[int, ...] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path as FilePath
 
 from torch import nn
@@ -42,6 +43,12 @@ class Record:
         if len(self) != self._saved:
             self.path.save(self.file)
             self._saved = len(self)
+
+    def put_aside(self, file: FilePath) -> None:
+        """Let the path so far be another file, and a new one take its place."""
+        self.save()
+        file.parent.mkdir(exist_ok=True)
+        os.replace(self.file, file)
 
     def resume(self, points: int) -> None:
         """Go on after so many points of the file."""

@@ -2,7 +2,10 @@
 
 config.toml           the configuration, complete: the run can be repeated from it alone
 metrics.jsonl         a JSON object a line, one an epoch
-path.safetensors      the path (:class:`dessilbi.Path`), where the optimizer leaves one
+path.safetensors      the path (:class:`dessilbi.Path`), where the optimizer leaves one; of a network that grows, since
+                      the last growth
+paths/                those before, numbered by growths
+growth.json           how the network grew (see :mod:`dessilbi.applications.grow`)
 checkpoints/          the last few states, named after the number of steps, and those of `keep_epochs`
 network.safetensors   the network that it starts from, where the configuration names one (`start`)
 mask.safetensors      what stays zero, where the configuration names that (`mask`)
@@ -31,6 +34,8 @@ _NAMES = (
     "config.toml",
     "metrics.jsonl",
     "path.safetensors",
+    "paths",
+    "growth.json",
     "environment.json",
     "status.json",
     "checkpoints",
@@ -111,6 +116,23 @@ class Run:
     def path_file(self) -> Path:
         """The file of the path, for :meth:`dessilbi.Path.load`; it is there if the optimizer leaves a path."""
         return self.folder / "path.safetensors"
+
+    def path_before(self, growth: int) -> Path:
+        """The path of a network that grew, between the growth of that number (0: from the beginning) and the next."""
+        return self.folder / "paths" / f"{growth}.safetensors"
+
+    def take_path_back(self, growth: int) -> None:
+        """Go back to a state after this growth: a path that was put aside since is again the one to go on with."""
+        for file in (self.folder / "paths").glob("*.safetensors"):
+            if int(file.stem) == growth:
+                os.replace(file, self.path_file)
+            elif int(file.stem) > growth:
+                file.unlink()
+
+    @property
+    def growth_file(self) -> Path:
+        """How the network grew, as JSON."""
+        return self.folder / "growth.json"
 
     @property
     def network_file(self) -> Path:

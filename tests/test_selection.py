@@ -367,6 +367,35 @@ def test_remove_ends_it_and_so_does_the_with() -> None:
     assert model[4].weight.view(-1)[::3].all()
 
 
+def test_masks_in_force_change_in_place() -> None:
+    model, reference = network(), network()
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, reference)]
+    handle = SELECTION.apply(model)
+    steps(model, optimizers[:1])
+    held = [mask.data_ptr() for mask in handle._masks.values()]
+    weight, place = model[4].weight, torch.arange(720).view(5, 144) % 3
+    handle.change([(weight, place != 1)])
+    assert torch.equal(weight != 0, place == 2)  # what was out is zero until it has moved
+    steps(model, optimizers[:1], 2)
+    assert torch.equal(weight != 0, place != 1)
+    assert [mask.data_ptr() for mask in handle._masks.values()] == held
+    with pytest.raises(ValueError, match=r"shape \(5,\) has no mask"):
+        handle.change([(model[4].bias, torch.ones(5, dtype=torch.bool))])
+    handle.remove()
+
+    def other_weights() -> None:
+        now = reference[4].weight.detach().clone()
+        zero_by_hand(reference)
+        reference[4].weight.data.copy_(now * (place != 1))
+
+    zero_by_hand(reference)
+    steps(reference, optimizers[1:], after=lambda: zero_by_hand(reference))
+    other_weights()
+    steps(reference, optimizers[1:], 2, after=other_weights)
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_two_selections_compose() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -463,6 +492,11 @@ def test_in_a_cuda_graph() -> None:
     for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert not model[4].weight.view(-1)[::3].any()
+    other = torch.arange(720, device="cuda").view(5, 144) % 3 != 1
+    handle.change([(model[4].weight, other)])  # the graph has the memory of the masks, not the masks
+    for _ in range(3):
+        graph.replay()
+    assert torch.equal(model[4].weight != 0, other)
     handle.remove()
 
 

@@ -10,7 +10,7 @@ from dessilbi.baselines import Gradual, iterative, ladder, magnitude, rounds_to
 
 def row(*weights: float) -> nn.Linear:
     layer = nn.Linear(len(weights), 1, bias=False)
-    layer.weight.data = torch.tensor([weights])
+    layer.weight.data = torch.tensor([weights], dtype=torch.float32)
     return layer
 
 
@@ -224,6 +224,17 @@ def test_gradual_goes_on_from_its_state() -> None:
     assert torch.equal(second.weight, whole.weight)
     with pytest.raises(ValueError, match=r"the state prunes \['weight'\], this companion \['0.weight', '1.weight'\]"):
         gradual(two_layers(), keep=0.5)[1].load_state_dict(state)
+
+
+def test_a_run_that_was_made_longer_keeps_what_is_cut() -> None:
+    model = row(*range(1, 11))
+    _, companion = gradual(model, keep=0.1, every=1, end=1.0)
+    companion.step(1.0)
+    state = companion.state_dict()
+    _, companion = gradual(model, keep=0.1, every=1, end=1.0)
+    companion.load_state_dict(state)
+    companion.step(0.5)  # 0.2125 should be left by now: more than there is
+    assert places(companion.selection) == [9]
 
 
 def test_gradual_says_what_is_wrong() -> None:

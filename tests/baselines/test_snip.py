@@ -62,6 +62,16 @@ def test_the_model_stays_as_it_was() -> None:
     assert model[3].weight.grad is None
 
 
+def test_normalisation_is_that_of_training() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    x, y = torch.randn(10, 6), torch.arange(10) % 4
+    expected = snip(model, x, y, 0.3)
+    model[1].running_var *= torch.logspace(-4, 4, 8)
+    found = snip(model.eval(), x, y, 0.3)
+    assert all(torch.equal(found[name], mask) for name, mask in expected.items())
+
+
 def test_bad_arguments() -> None:
     model, x, y, _ = problem()
     with pytest.raises(ValueError, match="images and labels must be as many, at least one, got 10 and 9"):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from joblib import register_parallel_backend
+from joblib._parallel_backends import LokyBackend
 from tests.training.runs import SMALL
 from torch import Tensor
 
@@ -170,6 +172,20 @@ def test_side_by_side_is_the_same_as_one_by_one(tmp_path: Path) -> None:
     assert distance(*masks) == 0
     other = tickets.load(one.folder / "seed-0" / "dessilbi@1-0.5").selection
     assert distance(masks[0], other) > 0
+
+
+def test_another_backend_of_joblib_does_the_cells(tmp_path: Path) -> None:
+    made: list[LokyBackend] = []
+
+    def elsewhere(**options: Any) -> LokyBackend:
+        made.append(LokyBackend(**options))
+        return made[-1]
+
+    register_parallel_backend("elsewhere", elsewhere)
+    grid = Grid(SEARCH.replace(epochs=1), ("snip", "magnitude"), (0.5,), epochs=1, rewind=0)
+    comparison = Comparison.create(tmp_path / "grid", grid)
+    assert comparison.go(backend="elsewhere") == []
+    assert (len(made), comparison.todo()) == (1, [])
 
 
 def test_fine_tuning_instead_of_rewinding(tmp_path: Path) -> None:

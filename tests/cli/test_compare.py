@@ -99,7 +99,6 @@ def test_a_sweep_and_a_transfer_are_comparisons(cli: Cli) -> None:
         ("ticket find nowhere -o x.ticket", 1, "no such run folder"),
         ("ticket train nowhere.ticket", 1, "no such file"),
         ("ticket fnd", 2, "did you mean 'find'"),
-        ("ticket transfer --source svhn --target digits --keep 0.1 --epochs 2 --search-epochs 2", 1, "svhn"),
     ],
 )
 def test_what_is_wrong_is_one_line(cli: Cli, arguments: str, status: int, message: str) -> None:
@@ -107,6 +106,13 @@ def test_what_is_wrong_is_one_line(cli: Cli, arguments: str, status: int, messag
     assert result.status == status
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+def test_data_that_are_not_there_are_said_before_anything_is_trained(cli: Cli) -> None:
+    wrong = cli("ticket", "transfer", "runs/x", *SMALL, "--source", "svhn", "--target", "digits", "--keep", "0.3")
+    assert (wrong.status, wrong.out) == (1, "")
+    assert "train_32x32.mat not found: run `dessilbi data get svhn --root data`" in wrong.err
+    assert not list(Path("runs/x").glob("seed-*"))
 
 
 def test_methods_are_listed(cli: Cli) -> None:

@@ -142,6 +142,12 @@ class Bench:
             train(config, folder, resume=True, until=until, command="compare")
         return Run.open(folder)
 
+    def check(self) -> None:
+        """Raise what reading the data of any run would, before anything is trained."""
+        if self.source is not None:
+            self.source.check()
+        _ = self._data
+
     # -- what methods need beside runs ---------------------------------------------------------------------------
 
     def network(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:

@@ -192,12 +192,18 @@ class Comparison:
     def go(self, jobs: int = 1, backend: str | None = None, note: Note = lambda _: None) -> list[str]:
         """Do what is to do, `jobs` cells at a time; returns what went wrong, a line a cell.
 
-        `backend` is one of joblib's: "loky" (processes here) if left out, or one that was registered, such as "dask" or
-        "ray", with a folder that all machines see.
+        `backend` is one of joblib's: "loky" (processes here) if left out; "dask", of the client that is connected;
+        "ray", of the cluster that `RAY_ADDRESS` names; or one that you registered. All machines must see the folder.
         """
         from joblib import Parallel, delayed, parallel_config
 
+        if backend == "ray":
+            from ray.util.joblib import register_ray
+
+            register_ray()
         todo = self.todo()
+        if todo:
+            self.grid.bench(self.folder, todo[0].seed, note).check()
         with parallel_config(backend=backend or "loky"):
             found = Parallel(n_jobs=jobs)(delayed(_do)(self.folder, cell, note) for cell in todo)
         return [line for line in found if line]

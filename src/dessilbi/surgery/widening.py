@@ -92,8 +92,13 @@ class Widening:
         can = {path: layer for path, layer in self._layers.items() if self._why_not(layer) is None}
         return streams(self.graph, can)
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """How many filters or neurons every layer has."""
+        return {path: len(layer.atoms) for path, layer in self._layers.items()}
+
     def width(self, path: str) -> int:
-        """How many filters or neurons a layer has."""
+        """How many one has that can grow."""
         return len(self._layer(path).atoms)
 
     def multiple(self, path: str) -> int:
@@ -104,12 +109,12 @@ class Widening:
 
     def parameters(self, extra: Mapping[str, int]) -> int:
         """How many parameters the wider network would have."""
-        sizes = self._stretch(extra).sizes()
+        sizes = self._stretch(extra).sizes() if extra else {}
         return sum(sizes.get(name, p.shape).numel() for name, p in self.model.named_parameters())
 
     def macs(self, extra: Mapping[str, int]) -> int:
         """Its multiply-adds, of the example inputs."""
-        return sum(multiply_adds(self.graph, self._stretch(extra)).values())
+        return sum(multiply_adds(self.graph, self._stretch(extra) if extra else None).values())
 
     def apply(
         self,

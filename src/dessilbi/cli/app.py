@@ -34,6 +34,7 @@ _COMMANDS = (
     "latency",
     "report",
     "watch",
+    "filters",
 )
 
 

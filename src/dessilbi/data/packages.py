@@ -37,7 +37,7 @@ def _apt(package: Package, folder: Path) -> list[Path]:
     _run(package, folder, "apt-get", "download", package.spec)
     (archive,) = folder.glob("*.deb")
     tree = folder / "tree"
-    _run(package, folder, "dpkg-deb", "--extract", str(archive), str(tree))
+    _run(package, folder, "dpkg-deb", "--extract", archive.name, tree.name)  # both are named as seen from `folder`
     return [path for path in tree.rglob("*") if path.is_file()]
 
 

@@ -85,6 +85,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "keep_checkpoints": "How many checkpoints stay.",
         "keep_epochs": "Epoch at whose end a checkpoint stays, to prune from; repeatable.",
         "tensorboard": "Write TensorBoard files into the run folder.",
+        "watch_step_size": "Steps between two looks at whether the step size is within Theorem 1's bound.",
     },
 }
 _OTHER = "Other"

@@ -14,9 +14,8 @@ FACTS = {"data": "digits", "epoch": 3}
 
 def selection() -> Selection:
     generator = torch.Generator().manual_seed(7)
-    return Selection(
-        {"0.weight": torch.rand(6, 1, 3, 3, generator=generator) < 0.3, "5.weight": torch.rand(10, 54, generator=generator) < 0.1}
-    )  # fmt: skip
+    convolution = torch.rand(6, 1, 3, 3, generator=generator) < 0.3
+    return Selection({"0.weight": convolution, "5.weight": torch.rand(10, 54, generator=generator) < 0.1})
 
 
 def network(seed: int, **sizes: int) -> nn.Module:

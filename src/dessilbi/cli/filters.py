@@ -41,7 +41,8 @@ def command(run: Path, layer: str, epochs: list[int], count: int, image: int | N
 
     \b
     Examples:
-      dessilbi train --preset quick/lenet-digits --conv filter --keep 0.3 --keep-epochs 2,5 --run runs/digits
+      dessilbi train --preset quick/lenet-digits --conv filter --keep 0.3 --keep-epochs 2 --keep-epochs 5 \\
+          --run runs/digits
       dessilbi filters runs/digits --layer features.0
       dessilbi filters runs/digits --layer features.6 --epochs 2,5,10 -o filters.png
     """

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-_SIDE, _GAP, _ACROSS = 64, 10, 12
+_SIDE, _GAP, _ACROSS, _LABEL = 64, 10, 12, 84
+# Up to this size the pixels of an image are of interest, such as those of a kernel.
+_SMALL = 16
 _BLUE, _PAPER, _INK, _MUTED = "#0b62b8", "#ffffff", "#1b2430", "#5a6472"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE = """
@@ -28,10 +30,11 @@ body { margin: 0 auto; max-width: 1100px; padding: 28px 18px 60px; background: v
   font: 15px/1.5 Inter, system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 26px; overflow-wrap: anywhere; } h2 { font-size: 19px; margin: 36px 0 2px; }
 p { color: var(--muted); max-width: 76ch; margin: 0 0 12px; } div { overflow-x: auto; }
-th { font-weight: 500; font-size: 13px; color: var(--muted); text-align: left; padding: 0 12px 4px 0; white-space: nowrap; }
-td { padding: 0 8px 8px 0; } ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: 10px; }
-img { display: block; width: 72px; height: 72px; image-rendering: pixelated; outline: 3px solid transparent; }
-.in { outline-color: var(--blue); }
+th { font-weight: 500; font-size: 13px; color: var(--muted); text-align: left; padding: 0 12px 4px 0; }
+th { white-space: pre; } td { padding: 0 8px 8px 0; }
+ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: 10px; }
+img { display: block; width: 72px; height: 72px; outline: 3px solid transparent; }
+.small { image-rendering: pixelated; } .in { outline-color: var(--blue); }
 """
 
 
@@ -147,8 +150,8 @@ def _block(block: Block) -> str:
 def _img(tile: Tile) -> str:
     label = escape(f"{tile.label}{', selected' if tile.selected else ''}", quote=True)
     data = base64.b64encode(_png(picture(tile))).decode()
-    frame = ' class="in"' if tile.selected else ""
-    return f'<img{frame} alt="{label}" title="{label}" src="data:image/png;base64,{data}">'
+    kinds = ["in"] * bool(tile.selected) + ["small"] * (max(tile.values.shape[1:]) <= _SMALL)
+    return f'<img class="{" ".join(kinds)}" alt="{label}" title="{label}" src="data:image/png;base64,{data}">'
 
 
 # -- PNG -----------------------------------------------------------------------------------------------------------
@@ -157,7 +160,7 @@ def _img(tile: Tile) -> str:
 def _width(block: Block) -> int:
     if not block.headings:
         return _ACROSS * (_SIDE + _GAP)
-    return 170 + len(block.headings) * (_SIDE + _GAP)
+    return _LABEL + len(block.headings) * (_SIDE + _GAP)
 
 
 def _draw(made: Image, pen: ImageDraw, block: Block, y: int, width: int) -> int:
@@ -166,10 +169,11 @@ def _draw(made: Image, pen: ImageDraw, block: Block, y: int, width: int) -> int:
     if block.first is not None:
         _place(made, pen, block.first, 24, y)
         y += _SIDE + _GAP
-    left = 24 + (170 if block.headings else 0)
+    left = 24 + (_LABEL if block.headings else 0)
     for i, heading in enumerate(block.headings):
-        _write(pen, left + i * (_SIDE + _GAP), y, heading, _MUTED, 12, width)
-    y += 20 if block.headings else 0
+        for down, line in enumerate(heading.split("\n")):
+            _write(pen, left + i * (_SIDE + _GAP), y + 14 * down, line, _MUTED, 11, width)
+    y += max([14 * len(heading.split("\n")) for heading in block.headings], default=0) + 6
     for row in block.rows:
         _write(pen, 24, y + _SIDE // 2 - 8, row.label, _MUTED, 12, width)
         for i, tile in enumerate(row.tiles):
@@ -184,7 +188,8 @@ def _place(made: Image, pen: ImageDraw, tile: Tile, x: int, y: int) -> None:
 
     if tile.selected:
         pen.rectangle((x - 3, y - 3, x + _SIDE + 2, y + _SIDE + 2), fill=_BLUE)
-    made.paste(picture(tile).resize((_SIDE, _SIDE), Image.Resampling.NEAREST), (x, y))
+    how = Image.Resampling.NEAREST if max(tile.values.shape[1:]) <= _SMALL else Image.Resampling.BICUBIC
+    made.paste(picture(tile).resize((_SIDE, _SIDE), how), (x, y))
 
 
 def _write(pen: ImageDraw, x: int, y: int, text: str, colour: str, size: int, width: int) -> int:

@@ -26,6 +26,7 @@ _COMMANDS = (
     "models",
     "presets",
     "train",
+    "grow",
     "show",
     "prune",
     "ticket",
@@ -35,6 +36,8 @@ _COMMANDS = (
     "report",
     "watch",
     "filters",
+    "reproduce",
+    "results",
 )
 
 

@@ -30,7 +30,8 @@ class Config:
         data: a data set of :func:`dessilbi.data.names`, or ``imagenet`` (folders ``train`` and ``val``).
             Parts of one are ``cifar10[0-4]`` (these classes) and ``mnist[:5000]`` (the first images of training).
         input_shape: channels, height and width that images are brought to: padded with zeros, gray ones repeated,
-            coloured ones made gray; for a network that was made for other data.
+            coloured ones made gray; for a network that was made for other data. For ``imagenet`` the squares that are
+            cut out, ``(3, 224, 224)`` if left out.
         data_root: the folder of the data sets.
         crop: random crops with 4 pixels of padding, for the sets in colour; the digit-like sets (mnist, fashion-mnist,
             digits) are never cropped, as in the paper. For ``imagenet``, random resized crops *and* mirroring.

@@ -68,10 +68,11 @@ def build(config: Config, device: torch.device, dtype: torch.dtype, rank: int = 
     if config.data == "imagenet":
         root = Path(config.data_root)
         root = root / "imagenet" if (root / "imagenet").is_dir() else root
-        folder = ImageFolder(root, "train", augment=config.crop, seed=config.seed)
-        held_out = ImageFolder(root, "val")
-        if config.input_shape not in (None, folder.shape):
-            raise ValueError(f"input_shape={config.input_shape}: imagenet has {folder.shape}, leave it out")
+        channels, size, width = config.input_shape or (3, 224, 224)
+        if channels != 3 or size != width:
+            raise ValueError(f"input_shape={config.input_shape}: imagenet has coloured squares, such as [3, 224, 224]")
+        folder = ImageFolder(root, "train", size=size, augment=config.crop, seed=config.seed)
+        held_out = ImageFolder(root, "val", size=size)
         stream = Stream(folder, config.batch, shuffle=True, workers=config.workers, **shared)
         val = Stream(held_out, evaluated, workers=config.workers, **shared)
         return Data(Feed(stream), Feed(val), folder.num_classes, folder.shape)

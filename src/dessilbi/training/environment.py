@@ -45,7 +45,10 @@ def versions() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this code runs from, with a + if files were changed; None outside of one."""
+    """The commit of the checkout that this code runs from, with a + if files were changed; None outside of one.
+
+    Where the files came without git, the variable DESSILBI_COMMIT may say it: ``$(git rev-parse HEAD)``.
+    """
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -55,8 +58,8 @@ def commit() -> str | None:
     try:
         # A package that lies in the site-packages of someone else's checkout is not of that checkout.
         if not git("ls-files", "--error-unmatch", "../__init__.py"):
-            return None
+            return os.environ.get("DESSILBI_COMMIT")
         commit = git("rev-parse", "HEAD")
         return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("DESSILBI_COMMIT")

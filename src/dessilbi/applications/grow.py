@@ -1,30 +1,32 @@
-"""Growing: a network starts with a handful of filters a layer, and a layer gets more where most of its own are selected.
+"""Growing: a network starts with a handful of filters a layer, and a layer gets more where most of them are selected.
 
     summary = grow(presets.get("grow/lenet-mnist"), "runs/lenet")       # stopped? grow(…, resume=True)
     read_growth(Run.open("runs/lenet"))["stages"]
 
 Every `every` epochs a layer is short of capacity if
 
-    ratio = #supp(Γ) / #supp(W) > τ                                     (counted over all layers that write its channels)
+    ratio = #supp(Γ) / #supp(W) > τ                             (counted over all layers that write its channels)
 
-and gets max(`least`, `by` · width) new filters (:func:`dessilbi.widen`); the others stay. When no layer grew, a budget or
-the number of growths is used up, the loss has become flat or the time is, the growth is over and `then` epochs follow. The
-step size is constant while the network grows, and falls by `lr_drop` for the epochs after it (`schedule = "step"`, the
-paper's); with `schedule = "cosine"` it falls to zero before every decision and once more in the end, so that the accuracy
-of every size is that of a trained network. What of the settings is a number of epochs counts from the last growth.
+and gets max(`least`, `by` · width) new filters (:func:`dessilbi.widen`); the others stay. When no layer grew, a budget
+or the number of growths is used up, the loss has become flat or the time is, the growth is over and `then` epochs
+follow. The step size is constant while the network grows, and falls by `lr_drop` for the epochs after it (`schedule =
+"step"`, the paper's); with `schedule = "cosine"` it falls to zero before every decision and once more in the end, so
+that the accuracy of every size is that of a trained network. What of the settings is a number of epochs counts from
+the last decision.
 
-The folder is that of any run: `dessilbi show` and `dessilbi prune` take it. Its path is that since the last growth. Beside
-it lies growth.json:
+The folder is that of any run: `dessilbi show` and `dessilbi prune` take it. Its path is that since the last growth.
+Beside it lies growth.json:
 
     version     1
     settings    those of :class:`~dessilbi.training.growing.Growing`
-    streams     the layers that can grow, as lists: those in one list have the same channels, and the first is their name
+    streams     the layers that can grow, as lists: those in one have the same channels, and the first is their name
     stages      a list, one entry a decision and one for the end of the run:
         epoch       at whose end
         widths      by layer, all of them: of the network that was trained up to here
         parameters, macs (one image), accuracy (on the test split), loss (of training), seconds (so far)
-        ratios      by stream; null where it has nothing that is penalised
+        ratios      by stream; null where it has nothing that is penalised: such a stream does not grow
         grew        by stream, the new filters that the decision brought; empty where there were none
+    full        whether a budget is used up: the last growth was cut down to fit
     stopped     why the growth is over; null while it is not
     end         the epoch at whose end the run is; null while that is open
 """
@@ -33,6 +35,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -106,6 +109,7 @@ class Growth:
             "settings": self.growing.to_dict(),
             "streams": [],
             "stages": [],
+            "full": False,
             "stopped": None,
             "end": None,
         }
@@ -123,7 +127,7 @@ class Growth:
         return step_size(self._phases[phase], step - self.since * steps_per_epoch, steps_per_epoch)
 
     def end_epoch(self, now: Now) -> nn.Module | None:
-        epoch = now.metrics["epoch"]
+        epoch, begun = now.metrics["epoch"], time.perf_counter()
         self.seconds += now.metrics["seconds"] + now.metrics["evaluation_seconds"]
         deciding = not self.history["stopped"] and epoch - self.since == self.growing.every
         if not deciding and epoch != self.end:
@@ -136,6 +140,7 @@ class Growth:
             return self._decide(now, widening, ratios) if deciding else None
         finally:
             randomness.restore(state)
+            self.seconds += time.perf_counter() - begun
 
     def write(self, run: Run) -> None:
         if self._changed:
@@ -176,11 +181,14 @@ class Growth:
     def _decide(self, now: Now, widening: Widening, ratios: Mapping[str, float | None]) -> nn.Module | None:
         stages = self.history["stages"]
         self.since = stages[-1]["epoch"]
-        extra, reason = self._amounts(widening, ratios), self._reason(stages)
-        if reason is None and not extra:
+        reason = self._reason(stages)
+        extra = self._amounts(widening, ratios, len(stages) - 1) if reason is None else {}
+        if reason is None and not extra and not self.growing.in_steps:
             reason = "budget" if self._short(ratios) else "no layer is short of filters"
         if reason is not None:
             self.history |= {"stopped": reason, "end": self.since + self.growing.then}
+            return None
+        if not extra:  # what this decision was allowed is too little; the next one is allowed more
             return None
         stages[-1]["grew"] = extra
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.since) % 2**63)
@@ -188,9 +196,12 @@ class Growth:
 
     def _reason(self, stages: list[dict[str, Any]]) -> str | None:
         """Why growth ends here, whatever the ratios are."""
-        settings, grown = self.growing, sum(bool(stage["grew"]) for stage in stages)
-        if grown >= (settings.growths or self.epochs) or (settings.in_steps and grown >= len(settings.budgets)):
+        settings, decisions = self.growing, len(stages) - 1
+        grown = sum(bool(stage["grew"]) for stage in stages)
+        if grown >= (settings.growths or self.epochs) or (settings.in_steps and decisions >= len(settings.budgets)):
             return "growths"
+        if self.history["full"]:
+            return "budget"
         if self.since + settings.every + settings.then > self.epochs:
             return "epochs"
         if len(stages) > 1 and stages[-1]["loss"] > (1 - settings.flat) * stages[-2]["loss"] and settings.flat:
@@ -201,18 +212,17 @@ class Growth:
         """The streams that are short of filters. Where every growth has a budget to fill, those that come nearest."""
         known = {name: r for name, r in ratios.items() if r is not None}
         if self.growing.policy == "uniform":
-            return list(ratios)
+            return list(known)
         short = [name for name, r in known.items() if r > self.growing.threshold(name)]
         if not short and self.growing.in_steps:
             most = max(known.values(), default=0.0)
             short = [name for name, r in known.items() if r == most]
         return short
 
-    def _amounts(self, widening: Widening, ratios: Mapping[str, float | None]) -> dict[str, int]:
+    def _amounts(self, widening: Widening, ratios: Mapping[str, float | None], decision: int) -> dict[str, int]:
         """How many filters each stream gets; none if even the least is over the budget."""
         settings, short = self.growing, self._short(ratios)
-        grown = sum(bool(stage["grew"]) for stage in self.history["stages"])
-        budgets = settings.budgets[grown : grown + 1] if settings.in_steps else settings.budgets
+        budgets = settings.budgets[decision : decision + 1] if settings.in_steps else settings.budgets
 
         def amounts(factor: float, least: int) -> dict[str, int]:
             found = {}
@@ -231,6 +241,7 @@ class Growth:
         if not settings.in_steps and fits(amounts(settings.by, settings.least)):
             return amounts(settings.by, settings.least)
         factor = _largest(lambda x: fits(amounts(x, 1)), _MOST if settings.in_steps else settings.by)
+        self.history["full"] = not settings.in_steps
         return amounts(factor, 1) if fits(amounts(factor, 1)) else {}
 
 

@@ -162,6 +162,14 @@ def search_options(function: _F) -> _F:
     return _add_options(function, "search-", ("epochs", "keep"), decided)
 
 
+def growth_options(function: _F) -> _F:
+    """The same for a network that grows: without what cannot go with that, and its settings under names of their own
+    (:class:`~dessilbi.training.growing.Growing`)."""
+    unfit = ("grow_options", "mask", "ticket", "method", "method_options", "keep", "ramp", "settle_keep", "settle",
+             "patience", "fsdp", "watch_step_size", "sparse_start")  # fmt: skip
+    return _add_options(function, without=unfit)
+
+
 def _add_options(function: _F, prefix: str = "", prefixed: Sequence[str] = (), without: Sequence[str] = ()) -> _F:
     hints = get_type_hints(Config)
     defaults = Config()

@@ -168,7 +168,7 @@ def show_table(run: Run) -> None:
         table.add_row(
             row["network"],
             f"{100 * row['accuracy']:.2f} %",
-            *(_short(row[name]) for name in ("parameters", "nonzero", "macs", "bytes")),
+            *(short(row[name]) for name in ("parameters", "nonzero", "macs", "bytes")),
             *(f"{1e3 * time['seconds']:.3g} {time['ratio']:.2f}x" for time in times),
         )
     config = run.config
@@ -184,7 +184,7 @@ def show_table(run: Run) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """Three digits, and K, M or G."""
     for unit in ("", "K", "M", "G"):
         if number < 999.5 or unit == "G":

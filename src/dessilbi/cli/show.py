@@ -60,6 +60,10 @@ def command(run: Path, last: int | None, raw: bool, follow: bool) -> None:
     console = Console(highlight=False)
     console.print(title, style="bold", markup=False, soft_wrap=True)
     console.print(table)
+    if opened.growth_file.is_file():
+        from .grow import show_growth
+
+        show_growth(opened)
     if opened.table_file.is_file():
         from .prune import show_table
 

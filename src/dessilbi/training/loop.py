@@ -437,6 +437,8 @@ class _Session:
         if wide is not None:
             scaler = self.step_once.scaler.state_dict()
             self.model = wide
+            if self.config.compile == "compile":
+                torch.compiler.reset()  # else its limit on variants of the same code is soon reached
             self._build_step()
             self.step_once.scaler.load_state_dict(scaler)
         with self._storing():

@@ -1,7 +1,7 @@
 """The settings of the paper, by name; each is a complete :class:`Config`. Imports no torch.
 
 A preset is one training run. What a row of the paper does afterwards (fine-tuning, retraining a ticket) starts from the
-folder that the run leaves. The rows of growing networks are not runs of one network and are not here.
+folder that the run leaves. Those of growing networks are for `dessilbi grow`.
 
 Where the paper leaves a setting open, or its value belongs to the authors' script (their λ for magnitude scaling, see
 `SPEC.md`), the structure follows a target instead: `keep` is what the row of the paper kept.
@@ -133,6 +133,73 @@ _QUICK = {
     **_MOMENTUM,
 }
 
+# -- growing: filters only, as in the paper; its sizes are budgets, so that accuracies compare at equal sizes ---------
+
+_GROWING = {
+    **_DECAY,
+    "batch": 128,
+    "epochs": 400,
+    "lr": 0.01,
+    "schedule": "step",
+    "lr_drop": 10.0,
+    "nu": 100.0,
+    "lam": 0.3,
+    "conv": "filter",
+    "linear": "none",
+}
+_GROWTH = {"every": 10, "tau": 0.8, "by": 0.3, "least": 2, "then": 30}
+_SEEDS: dict[str, dict[str, Any]] = {
+    "vgg16": {"widths": [8] * 13 + [512]},
+    "resnet56": {"widths": [8, 8, 8]},
+    "vgg19": {"widths": [1, 1, 2, 2, *[4] * 4, *[8] * 8, 512]},
+}
+# Words, and the sizes in parameters; where the paper has none, those of CIFAR-10.
+_SIXFOLD = [110_000, 200_000, 400_000, 820_000, 1_410_000, 2_000_000]
+_GROWN: dict[tuple[str, str], tuple[str, Any]] = {
+    ("vgg16", "cifar10"): ("VGG16 from 8 filters a layer (paper: 93.80 % with 2.96 M parameters)", 2_960_000),
+    ("resnet56", "cifar10"): ("ResNet-56 from 8 channels (paper: 94.82 % with 2.69 M parameters)", 2_690_000),
+    ("vgg19", "cifar10"): (
+        "VGG19, six growths (paper: from 88.54 % with 0.11 M parameters to 94.03 % with 2.00 M)",
+        _SIXFOLD,
+    ),
+    ("vgg16", "cifar100"): ("VGG16 on CIFAR-100 from 8 filters a layer", 2_960_000),
+    ("resnet56", "cifar100"): (
+        "ResNet-56 on CIFAR-100 from 8 channels (paper: 76.86 % with 3.37 M parameters)",
+        3_370_000,
+    ),
+    ("vgg19", "cifar100"): ("VGG19 on CIFAR-100, six growths", _SIXFOLD),
+}
+# Not of the paper: a large step size, every size trained to the end of a cosine, and a GPU kept busy.
+_FAST = {
+    "lr": 0.1,
+    "warmup": 1.0,
+    "weight_decay": 5e-4,
+    "schedule": "cosine",
+    "nu": 1000.0,
+    "lam": 0.05,
+    "precision": "bf16",
+    "channels_last": True,
+    "compile": "graph",
+}
+_FASTER: dict[str, dict[str, Any]] = {
+    "vgg16": {"every": 8, "by": 0.5, "then": 80},
+    "resnet56": {"every": 8, "by": 0.5, "then": 80},
+    "vgg19": {"every": 40, "then": 100},
+}
+
+
+def _growing() -> dict[str, _Preset]:
+    found = {}
+    for (network, data), (words, sizes) in _GROWN.items():
+        settings = {**_GROWING, "model": network, "model_options": _SEEDS[network], "data": data}
+        growth = {"params": sizes, **_GROWTH}
+        found[f"grow/{network}-{data}"] = _Preset(words, {**settings, "grow_options": growth})
+        if data == "cifar10":
+            quick = {**settings, **_FAST, "grow_options": {**growth, **_FASTER[network]}}
+            found[f"grow/{network}-{data}-fast"] = _Preset(f"{words}, in minutes on a GPU", quick)
+    return found
+
+
 _PRESETS: dict[str, _Preset] = {
     "quick/lenet-mnist": _Preset(
         "LeNet-5 on MNIST, DessiLBI with momentum, 30 % kept: 99.2 % in five epochs, half a minute on two CPU cores",
@@ -179,4 +246,24 @@ _PRESETS: dict[str, _Preset] = {
         "ResNet-50 (CIFAR), the search for a winning ticket: the mask is read at an early epoch, ν=500, λ=0.05",
         {**_TICKETS, "model": "resnet50", "nu": 500.0, "lam": 0.05},
     ),
+    "grow/lenet-mnist": _Preset(
+        "LeNet-5 on MNIST from 2 filters a layer: minutes on two CPU cores",
+        {
+            "model": "lenet5",
+            "model_options": {"widths": [2, 2, 2, 2]},
+            "data": "mnist",
+            "channels_last": True,
+            "epochs": 40,
+            "lr": 0.05,
+            "schedule": "cosine",
+            "nu": 100.0,
+            "lam": 0.1,
+            "linear": "neuron",
+            "exclude": ("classifier.2",),
+            **_MOMENTUM,
+            "weight_decay": 0.0,
+            "grow_options": {"every": 2, "tau": 0.8, "by": 1.0, "least": 2, "params": 20_000, "then": 6},
+        },
+    ),
+    **_growing(),
 }

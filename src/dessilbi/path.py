@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from dessilbi import files
 from dessilbi.groups import Channels, Partition, Slices, joint_norms, transposed_filters
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NEVER = -1
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -315,6 +318,13 @@ class Path:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def plot(self, along: str = "epoch") -> Figure:
+        """The solution path of every layer, along the points ("epoch") or the path time ("time"), as a figure that
+        notebooks show: ‖Γ_g‖ above ‖W_g‖, blue while a group is in the support. Needs matplotlib (dessilbi[plot])."""
+        from dessilbi.report.figures import path_figure
+
+        return path_figure(self, along)
 
     def _track(self, name: str) -> _Track:
         if name not in self._tracks:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from dessilbi.masks import elementwise, following_norms, is_mask, shard, writers
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.path import ROWS, Path, _clean, _unwrap, cut, filters
 from dessilbi.ranking import Candidate, Ranking, together
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LEVELS = ("weight", "filter", "layer")
 
@@ -126,6 +129,12 @@ class Selection(Mapping[str, Tensor]):
     def per_layer(self) -> dict[str, float]:
         """The fraction of groups kept, by tensor."""
         return {name: int(mask.sum()) / max(1, mask.numel()) for name, mask in self.items()}
+
+    def plot(self) -> Figure:
+        """The fraction of groups kept, by tensor: a figure that notebooks show. Needs matplotlib (dessilbi[plot])."""
+        from dessilbi.report.figures import selection_figure
+
+        return selection_figure(self)
 
     # -- what it does --------------------------------------------------------------------------------------------
 

@@ -1,28 +1,37 @@
-"""The figure of a comparison: accuracy against what is kept, one line a method."""
+"""The figures of a comparison: accuracy against what is kept, one line a method; and its tables."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dessilbi import files
+from dessilbi.report.figures import _figure, text, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Of Okabe and Ito: told apart by those who do not see red and green alike. Markers tell them apart in print.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000", "#8c8c8c")
-_MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*"
+
+
+def figures(folder: str | os.PathLike[str]) -> Iterator[tuple[str, Figure]]:
+    """Those of a comparison folder, by name."""
+    from dessilbi.applications.comparison import Comparison
+
+    table = Comparison.open(folder).table()
+    if table["rows"]:
+        yield "tickets", figure(table)
+        yield "transfer" if table["grid"]["source"] else "table", accuracies(table)
+        yield "costs", costs(table)
 
 
 def figure(table: Mapping[str, Any]) -> Figure:
     """Mean accuracy over the seeds, with the standard deviation as a bar; what was not pruned is a band."""
-    from matplotlib.figure import Figure
-
     grid = table["grid"]
-    fig = Figure(figsize=(6.4, 4.2), layout="constrained")
+    fig = _figure(6.4, 4.2)
     axes = fig.subplots()
     drawn = [method for method in grid["methods"] if method != "dense"]
     keeps = sorted({row["keep"] for row in table["rows"] if row["method"] != "dense"})
@@ -35,9 +44,9 @@ def figure(table: Mapping[str, Any]) -> Figure:
                 [aside * row["keep"] for row in rows],
                 [100 * row["mean"] for row in rows],
                 yerr=[100 * (row["sd"] or 0) for row in rows],
-                label=method,
+                label=text(method),
                 color=COLOURS[i % len(COLOURS)],
-                marker=_MARKERS[i % len(_MARKERS)],
+                marker=MARKERS[i % len(MARKERS)],
                 linestyle="-" if i < len(COLOURS) else "--",
                 markersize=5,
                 linewidth=1.3,
@@ -53,20 +62,53 @@ def figure(table: Mapping[str, Any]) -> Figure:
     axes.minorticks_off()
     axes.set_xlabel("fraction of weights kept")
     axes.set_ylabel("accuracy, %")
-    axes.set_title(f"{grid['search']['model']} on {grid['search']['data']}", fontsize=10)
+    axes.set_title(text(_about(grid)), fontsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     return fig
 
 
-def draw(table: Mapping[str, Any], file: str | os.PathLike[str]) -> None:
-    """The figure as a file: .svg, .pdf or .png."""
-    import io
+def accuracies(table: Mapping[str, Any]) -> Figure:
+    """The accuracies as a table, a column a method; of tickets that were taken elsewhere, the table of the transfer."""
+    from dessilbi.report.tables import percent, table_figure
 
-    place, made = Path(file), io.BytesIO()
-    kind = place.suffix.removeprefix(".").lower()
-    if kind not in ("svg", "pdf", "png"):
-        raise ValueError(f"{place}: the figure's name must end in .svg, .pdf or .png")
-    figure(table).savefig(made, format=kind, dpi=150)
-    files.write_atomically(place, made.getvalue())
+    cells = {(row["method"], row["keep"]): percent(row["mean"], row["sd"]) for row in table["rows"]}
+    methods = [m for m in table["grid"]["methods"] if m != "dense" and any(m == method for method, _ in cells)]
+    keeps = sorted({keep for method, keep in cells if method != "dense"}, reverse=True)
+    rows = [["keep", *methods], *([f"{keep:g}", *(cells.get((m, keep), "–") for m in methods)] for keep in keeps)]
+    if dense := [cell for (method, _), cell in cells.items() if method == "dense"]:
+        rows = [[*row, extra] for row, extra in zip(rows, ["dense", *dense * len(keeps)], strict=True)]
+    return table_figure(rows, _about(table["grid"]))
+
+
+def costs(table: Mapping[str, Any]) -> Figure:
+    """What it took to find each ticket, and how it compares with the reference."""
+    from dessilbi.report.tables import percent, table_figure
+
+    reference = table["grid"]["reference"]
+    rows = [["method", "keep", "seeds", "accuracy", f"to {reference}", "found at", "cost", "MACs"]]
+    for row in table["rows"]:
+        rows.append(
+            [
+                row["method"],
+                f"{row['keep']:g}",
+                str(row["seeds"]),
+                percent(row["mean"], row["sd"]),
+                percent(row["difference"], row["difference_sd"], "+"),
+                f"epoch {row['at']:.3g}",
+                f"{row['cost']:.2f}",
+                f"{row['macs']:.2e}",
+            ]
+        )
+    return table_figure(rows, "cost: in dense trainings")
+
+
+def _about(grid: Mapping[str, Any]) -> str:
+    found = f", tickets found on {grid['source']}" if grid.get("source") else ""
+    return f"{grid['search']['model']} on {grid['search']['data']}{found}"
+
+
+def draw(table: Mapping[str, Any], file: str | os.PathLike[str]) -> Path:
+    """The figure as a file: .svg, .pdf or .png."""
+    return write(figure(table), file)

@@ -1,6 +1,7 @@
 """The page's figures for papers, with matplotlib: also what `path.plot()` and `sel.plot()` return.
 
-Figures are made without pyplot: they belong to nobody's global state, and show in a notebook by themselves.
+Figures are made without pyplot: they belong to nobody's global state, and show in a notebook by themselves. Files
+of one figure are the same bytes.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dessilbi import files
 from dessilbi.path import QUANTILES, Path
-from dessilbi.report.contents import Target, columns, history, widths_of
+from dessilbi.report.contents import Target, columns, history, of_selection, widths_of
 from dessilbi.selection import Selection
 from dessilbi.training.run import Run
 
@@ -24,68 +26,124 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY, LIGHT, INK = "#0b62b8", "#b8560a", "#9aa2ac", "#cfd6de", "#1b2430"
+KINDS = ("svg", "pdf", "png")
 # Layers of more groups than this are drawn as pixels: thousands of lines make a file that no viewer scrolls.
 _VECTOR = 64
+_BOX = (0.05, 0.25, 0.5, 0.75, 0.95)
+# What would tell one file from the next.
+_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+class Source(NamedTuple):
+    """What a run folder or a path file has."""
+
+    name: str
+    run: Run | None
+    path: Path | None
+
+    @classmethod
+    def open(cls, place: FilePath) -> Source:
+        if place.is_file():
+            return cls(place.stem, None, Path.load(place))
+        run = Run.open(place)
+        path = Path.load(run.path_file) if run.path_file.is_file() else None
+        return cls(place.resolve().name, run, path)
+
+    def metrics(self) -> dict[str, list[Any]]:
+        """By epoch, as columns; of a path without a run what its points have."""
+        found = columns(self.run.metrics()) if self.run is not None else {}
+        if found or self.path is None:
+            return found
+        points = columns(self.path.points)
+        return {"epoch": points.get("point", []), **points}
 
 
 def build_figures(targets: Iterable[Target], folder: Target) -> list[FilePath]:
     """Write the figures of run folders, comparisons and path files into a folder, each as SVG and as PDF.
 
+    Several runs are drawn beside each other as well.
+
     Returns:
         The files.
     """
-    place = FilePath(folder)
-    drawn = [(name, figure) for target in targets for name, figure in _figures(FilePath(target))]
-    place.mkdir(parents=True, exist_ok=True)
-    names = [name for name, _ in drawn]
-    written = []
-    for number, (name, figure) in enumerate(drawn):
-        label = name if names.count(name) == 1 else f"{name}-{names[:number].count(name) + 1}"
-        for kind in ("svg", "pdf"):
-            data = io.BytesIO()
-            figure.savefig(data, format=kind, dpi=300)
-            file = place / f"{label}.{kind}"
-            files.write_atomically(file, data.getvalue())
-            written.append(file)
+    place, drawn = FilePath(folder), _figures([FilePath(target) for target in targets])
+    written: list[FilePath] = []
+    for name, figure in drawn:
+        place.mkdir(parents=True, exist_ok=True)
+        label, number = name, 1
+        while place / f"{label}.svg" in written:
+            number += 1
+            label = f"{name}-{number}"
+        written += [write(figure, place / f"{label}.{kind}") for kind in ("svg", "pdf")]
     return written
 
 
-def _figures(place: FilePath) -> Iterator[tuple[str, Figure]]:
-    if (place / "comparison.json").is_file():
-        from dessilbi.applications.comparison import Comparison
-        from dessilbi.report.comparison import figure
+def write(figure: Figure, file: Target) -> FilePath:
+    """Write a figure; the ending of the name says as what: .svg, .pdf or .png."""
+    place, data = FilePath(file), io.BytesIO()
+    kind = place.suffix.removeprefix(".").lower()
+    if kind not in KINDS:
+        raise ValueError(f"{place}: the figure's name must end in .svg, .pdf or .png")
+    figure.savefig(data, format=kind, dpi=300)
+    files.write_atomically(place, data.getvalue())
+    return place
 
-        _figure(1, 1)  # says what to install
-        yield f"{place.resolve().name}-tickets", figure(Comparison.open(place).table())
-        return
-    run = None if place.is_file() else Run.open(place)
-    label = place.stem if run is None else place.resolve().name
-    path = Path.load(place) if run is None else Path.load(run.path_file) if run.path_file.is_file() else None
+
+def _figures(places: Sequence[FilePath]) -> Iterator[tuple[str, Figure]]:
+    from dessilbi.report import comparison, several
+
+    grids = [place for place in places if (place / "comparison.json").is_file()]
+    sources = [Source.open(place) for place in places if place not in grids]
+    for source in sources:
+        yield from ((f"{source.name}-{name}", figure) for name, figure in _of_source(source))
+    if len(sources) > 1:
+        yield from ((f"runs-{name}", figure) for name, figure in several.figures(sources))
+    for place in grids:
+        yield from ((f"{place.resolve().name}-{name}", figure) for name, figure in comparison.figures(place))
+
+
+def _of_source(source: Source) -> Iterator[tuple[str, Figure]]:
+    run, path, metrics = source.run, source.path, source.metrics()
     if path is not None and len(path):
-        yield f"{label}-path", path_figure(path)
-        yield f"{label}-keep", keep_figure({name: float(path.keep(name)[-1]) for name in path.names})
-        yield f"{label}-structure", structure_figure([(name, *widths_of(path, name)) for name in path.names])
-        yield f"{label}-norms", norms_figure(path)
-    metrics = columns(run.metrics()) if run is not None else {}
-    if metrics or path is not None:
-        yield f"{label}-training", training_figure(metrics, columns(path.points) if path is not None else {})
-    if run is not None and run.selection_file.is_file():
-        yield f"{label}-pruned", selection_figure(Selection.load(run.selection_file))
+        yield "path", path_figure(path)
+        yield "keep", keep_figure({name: float(path.keep(name)[-1]) for name in path.names})
+        yield "structure", structure_figure([(name, *widths_of(path, name)) for name in path.names])
+        yield "norms", norms_figure(path, scaling_of(source))
+    if metrics.get("epoch"):
+        yield "training", training_figure(metrics, path)
+    if run is None:
+        return
+    if run.selection_file.is_file():
+        sel = Selection.load(run.selection_file)
+        yield "pruned-keep", selection_figure(sel)
+        yield "pruned", structure_figure([(x["name"], x["width"], x["wide"]) for x in of_selection(sel)])
+    if run.table_file.is_file():
+        from dessilbi.applications.sparsify import read_table
+        from dessilbi.report.tables import pruned_figure
+
+        yield "pruned-table", pruned_figure(read_table(run))
+    if run.growth_file.is_file():
+        from dessilbi.report.growth import growth, growth_figure
+
+        if growth(run)["stages"]:
+            yield "growth", growth_figure(run)
 
 
-def path_figure(path: Path) -> Figure:
-    """The solution path: ‖Γ_g‖ above ‖W_g‖ of every layer over epochs, blue while a group is in the support of Γ.
+def path_figure(path: Path, along: str = "epoch") -> Figure:
+    """The solution path: ‖Γ_g‖ above ‖W_g‖ of every layer, blue while a group is in the support of Γ.
 
-    Where every weight is a group, quantiles of all weights instead.
+    Where every weight is a group, quantiles of all weights instead. `along` is "epoch", or "time" for the path time.
     """
     if not len(path):
         raise ValueError("this path has no points yet: call record(point) first")
+    if along not in ("epoch", "time"):
+        raise ValueError(f"along={along!r}: must be 'epoch' or 'time'")
     layers = path.names
     across = min(3, len(layers))
     down = math.ceil(len(layers) / across)
     figure = _figure(3.4 * across, 3.0 * down)
     axes = figure.subplots(2 * down, across, squeeze=False, sharex=True)
-    x = np.array([point["point"] for point in path.points])
+    x = np.array([point["point" if along == "epoch" else "time"] for point in path.points])
     for i, name in enumerate(layers):
         norms = path.norms(name)
         supports = None if path.kind(name) == "weight" else history(path, name)
@@ -99,16 +157,17 @@ def path_figure(path: Path) -> Figure:
             ax.set_xlim(x[0], max(x[-1], x[0] + 1e-9))
             ax.set_ylim(bottom=0)
         axes[2 * (i // across), i % across].set_title(_short(name), fontsize=9)
-    for ax in axes.ravel()[:]:
+    for ax in axes.ravel():
         ax.set_visible(bool(ax.lines or ax.collections))
     for i in range(max(0, len(layers) - across), len(layers)):
         ax = axes[2 * (i // across) + 1, i % across]
-        ax.set_xlabel("epoch", fontsize=8)
+        ax.set_xlabel("epoch" if along == "epoch" else "path time", fontsize=8)
         ax.tick_params(labelbottom=True)
     return figure
 
 
 def _lines(ax: Axes, x: np.ndarray, values: np.ndarray, supports: np.ndarray) -> None:
+    """A line a group: from one point to the next in the colour of the latter."""
     from matplotlib.collections import LineCollection
 
     for selected, colour in ((False, GREY), (True, BLUE)):
@@ -172,70 +231,111 @@ def structure_figure(layers: Sequence[tuple[str, int, int]]) -> Figure:
     return figure
 
 
-def norms_figure(path: Path, at: int = -1) -> Figure:
+def norms_figure(path: Path, scaling: str = "", at: int = -1) -> Figure:
     """How ‖V_g‖ and ‖W_g‖ are distributed in every layer: the middle half, 5–95 %, and the threshold λ."""
     figure = _figure(max(6.0, 0.6 * len(path.names)), 3.2)
-    lam = path.points[at]["lam"]
-    for ax, which, symbol in zip(figure.subplots(1, 2), ("v", "w"), "VW", strict=True):
-        stats = []
-        for name in path.names:
-            values = getattr(path.norms(name), which)[at].numpy()
-            levels = (0.05, 0.25, 0.5, 0.75, 0.95)
-            if path.kind(name) == "weight":
-                found = [values[QUANTILES.index(q)] for q in levels]
-            else:
-                found = list(np.quantile(values[np.isfinite(values)], levels))
-            stats.append(dict(zip(("whislo", "q1", "med", "q3", "whishi"), found, strict=True), fliers=[]))
-        ax.bxp(stats, showfliers=False, widths=0.6, patch_artist=True, boxprops={"facecolor": LIGHT, "edgecolor": GREY},
-               medianprops={"color": INK}, whiskerprops={"color": GREY}, capprops={"color": GREY})  # fmt: skip
-        ax.set_xticks(np.arange(1, len(stats) + 1), [_short(name) for name in path.names], rotation=60, ha="right",
-                      fontsize=7)  # fmt: skip
-        if which == "v" and math.isfinite(lam):
-            ax.axhline(lam, color=ORANGE, linewidth=1, linestyle="--", label="λ")
-            ax.legend(fontsize=7, frameon=False)
-        _plain(ax, f"‖{symbol}‖")
+    for ax, which in zip(figure.subplots(1, 2), ("v", "w"), strict=True):
+        boxes(ax, path, which, at)
+    if scaling:
+        figure.suptitle(scaling, fontsize=9)
     return figure
 
 
-def training_figure(metrics: Mapping[str, Sequence[Any]], points: Mapping[str, Sequence[Any]]) -> Figure:
-    """Accuracy of W and of its selection, loss, and λ over the run."""
-    x, known = (metrics["epoch"], metrics) if metrics else (points["point"], points)
-    figure = _figure(9.6, 2.6)
-    accuracy, loss, threshold = figure.subplots(1, 3)
-    for ax, lines, scale, label in (
-        (accuracy, (("dense", ORANGE, "-"), ("sparse", BLUE, "--")), 100, "accuracy, %"),
-        (loss, (("loss", ORANGE, "-"), ("test_loss", BLUE, "--")), 1, "loss"),
+def boxes(ax: Axes, path: Path, which: str, at: int = -1) -> None:
+    """The distribution of a norm ("v" or "w") in every layer, as a box each."""
+    stats = []
+    for name in path.names:
+        values = getattr(path.norms(name), which)[at].numpy()
+        if path.kind(name) == "weight":
+            found = [values[QUANTILES.index(q)] for q in _BOX]
+        else:
+            finite = values[np.isfinite(values)]
+            found = list(np.quantile(finite, _BOX)) if finite.size else [math.nan] * len(_BOX)
+        stats.append(dict(zip(("whislo", "q1", "med", "q3", "whishi"), found, strict=True), fliers=[]))
+    ax.bxp(stats, showfliers=False, widths=0.6, patch_artist=True, boxprops={"facecolor": LIGHT, "edgecolor": GREY},
+           medianprops={"color": INK}, whiskerprops={"color": GREY}, capprops={"color": GREY})  # fmt: skip
+    ax.set_xticks(np.arange(1, len(stats) + 1), [_short(name) for name in path.names], rotation=60, ha="right",
+                  fontsize=7)  # fmt: skip
+    lam = path.points[at]["lam"]
+    if which == "v" and math.isfinite(lam):
+        ax.axhline(lam, color=ORANGE, linewidth=1, linestyle="--", label="λ")
+        ax.legend(fontsize=7, frameon=False)
+    _plain(ax, f"‖{which.upper()}‖")
+
+
+def scaling_of(source: Source) -> str:
+    """Whether a run is one with magnitude scaling, in words; nothing where that is not known."""
+    if source.run is None or not source.run.config.ours:
+        return ""
+    return f"{'with' if source.run.config.scaling else 'without'} magnitude scaling"
+
+
+def training_figure(metrics: Mapping[str, Sequence[Any]], path: Path | None) -> Figure:
+    """Over the epochs: accuracy of W and of what is selected of it, loss, groups kept, λ, and the step size."""
+    figure = _figure(9.6, 4.8)
+    axes = iter(figure.subplots(2, 3).ravel())
+    epochs = metrics["epoch"]
+    for lines, scale, label in (
+        ((("dense", ORANGE, "-"), ("sparse", BLUE, "--")), 100, "accuracy, %"),
+        ((("loss", ORANGE, "-"), ("test_loss", BLUE, "--")), 1, "loss"),
+        ((("lr", INK, "-"),), 1, "step size α"),
     ):
-        for name, colour, style in lines:
-            if any(value is not None for value in known.get(name, ())):
-                values = [np.nan if value is None else scale * value for value in known[name]]
-                ax.plot(x, values, color=colour, linestyle=style, label=name.replace("_", " "))
+        shown = [line for line in lines if any(value is not None for value in metrics.get(line[0], ()))]
+        if not shown:
+            continue
+        ax = next(axes)
+        for name, colour, style in shown:
+            ax.plot(epochs, numbers(metrics[name], scale), color=colour, linestyle=style, label=name.replace("_", " "))
         _plain(ax, label)
-        if ax.lines:
+        if len(lines) > 1:
             ax.legend(fontsize=7, frameon=False)
-    if points:
-        threshold.plot(points["point"], points["lam"], color=INK)
-    _plain(threshold, "λ")
-    for ax in (accuracy, loss, threshold):
+    if path is not None and len(path):
+        points = columns(path.points)
+        for values, label in ((100 * path.keep().numpy(), "groups kept, %"), (numbers(points["lam"]), "λ")):
+            ax = next(axes)
+            ax.plot(points["point"], values, color=BLUE if "kept" in label else INK)
+            _plain(ax, label)
+    for ax in axes:
+        ax.remove()
+    for ax in figure.axes:
         ax.set_xlabel("epoch", fontsize=8)
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def numbers(values: Sequence[Any], scale: float = 1.0) -> np.ndarray:
+    """Values to draw: what was not measured or is not finite leaves a gap."""
+    found = np.array([math.nan if value is None else scale * value for value in values], dtype=float)
+    return np.where(np.isfinite(found), found, math.nan)
+
+
+@cache
+def _class() -> type[Figure]:
+    """Figure, as it is here."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}: figures need matplotlib: pip install 'dessilbi[plot]'") from None
 
     class Shown(Figure):
-        """A figure that a notebook shows, with or without pyplot."""
+        """A figure that a notebook shows, with or without pyplot, and whose files have no date or random names."""
+
+        def savefig(self, fname: Any, **options: Any) -> None:
+            kind = options.get("format") or str(fname).rpartition(".")[2].lower()
+            options["metadata"] = {**_DATES.get(kind, {}), **(options.get("metadata") or {})}
+            with rc_context({"svg.hashsalt": "dessilbi", "pdf.fonttype": 42}):
+                super().savefig(fname, **options)
 
         def _repr_png_(self) -> bytes:
             data = io.BytesIO()
             self.savefig(data, format="png", dpi=110)
             return data.getvalue()
 
-    return Shown(figsize=(width, height), layout="constrained")
+    return Shown
+
+
+def _figure(width: float, height: float) -> Figure:
+    return _class()(figsize=(width, height), layout="constrained")
 
 
 def _plain(ax: Axes, label: str) -> None:
@@ -246,4 +346,9 @@ def _plain(ax: Axes, label: str) -> None:
 
 
 def _short(name: str) -> str:
-    return name.removesuffix(".weight")
+    return text(name.removesuffix(".weight"))
+
+
+def text(name: str) -> str:
+    """A name as text: matplotlib takes what stands between two $ for mathematics, and what begins with _ for hidden."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")

@@ -40,6 +40,7 @@ def contents(targets: Iterable[Target]) -> Plain:
 
 def of_run(run: Run) -> Plain:
     """All that a run folder has."""
+    from dessilbi.applications.grow import read_growth
     from dessilbi.applications.sparsify import read_table
 
     path = Path.load(run.path_file) if run.path_file.is_file() else None
@@ -55,6 +56,7 @@ def of_run(run: Run) -> Plain:
         "metrics": columns(run.metrics()),
         **_of_path(path),
         "pruned": read_table(run) if run.table_file.is_file() else None,
+        "growth": read_growth(run) if run.growth_file.is_file() else None,
         "selection": of_selection(Selection.load(run.selection_file)) if run.selection_file.is_file() else None,
     }
 

@@ -16,7 +16,7 @@ from dessilbi import __version__, files
 from dessilbi.report.contents import Target, contents
 
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "data.js", "elements.js", "charts.js", "lines.js", "shapes.js", "sections.js",
-            "comparing.js", "page.js")  # fmt: skip
+            "growing.js", "comparing.js", "page.js")  # fmt: skip
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 
 

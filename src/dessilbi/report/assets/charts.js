@@ -9,6 +9,13 @@ function readColours() {
   colours = Object.fromEntries(COLOURS.map(name => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
+// The colour of a line; with a shade from 0 to 1, so far from the background.
+function strokeOf(s) {
+  if (s.shade === undefined) return colours[s.colour];
+  const [from, to] = [colours.grey, colours.ink].map(c => [1, 3, 5].map(i => parseInt(c.slice(i, i + 2), 16)));
+  return `rgb(${from.map((c, i) => Math.round(c + (to[i] - c) * s.shade)).join(" ")})`;
+}
+
 const FONT = '11px Inter, system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 const charts = new Set();
 const nearby = new IntersectionObserver(entries => {
@@ -36,12 +43,13 @@ const resized = new ResizeObserver(entries => {
 });
 
 class Chart {
-  // label: what the figure shows, in words. x(): the numbers along; xTicks: those of a logarithmic axis.
+  // label: what the figure shows, in words. x(): the numbers along; xTicks: those of a logarithmic axis; xRange: what else
+  // than the first to the last; xText(number): how they are written.
   // series: [{label, values, colour, dash}]. y: {range, percent}. clock(): where the slider is along x. before(): what
   // must be there for paint(plot), which draws over the axes. pick(x): someone clicked there.
   // lasting: belongs to the page and not to the run in view.
-  constructor({ label, height = 170, x, xTicks, series = [], y = {}, clock, paint, before, pick, lasting = false }) {
-    Object.assign(this, { label, height, x, xTicks, series, y, clock, paint, before, pick, lasting, plot: null });
+  constructor({ label, height = 170, x, xTicks, xRange, xText, series = [], y = {}, clock, paint, before, pick, lasting = false }) {
+    Object.assign(this, { label, height, x, xTicks, xRange, xText, series, y, clock, paint, before, pick, lasting, plot: null });
     this.host = el("div", { class: "plot", role: "img", "aria-label": label });
     this.host.style.height = `${height}px`;
     this.host.chart = this;
@@ -57,6 +65,7 @@ class Chart {
     const axis = { stroke: colours.muted, font: FONT, grid: { stroke: colours.rule, width: 1 }, ticks: { show: false } };
     const asPercents = (_, ticks) => ticks.map(t => t === null ? "" : `${Number((100 * t).toPrecision(4))} %`);
     const asNumbers = (_, ticks) => ticks.map(t => t === null ? "" : number(t));
+    const along = this.xText ? (_, ticks) => ticks.map(t => t === null ? "" : this.xText(t)) : asNumbers;
     const log = this.xTicks && { splits: () => this.xTicks, filter: (_, ticks) => ticks, values: asPercents };
     this.plot = new uPlot({
       width: this.host.clientWidth,
@@ -67,16 +76,16 @@ class Chart {
       select: { show: false },
       scales: {
         x: log ? { time: false, distr: 3, range: (_, low, high) => [low / 1.2, high * 1.2] }
-          : { time: false, range: (_, low, high) => [low, high > low ? high : low + 1] },
+          : { time: false, range: (_, low, high) => this.xRange ?? [low, high > low ? high : low + 1] },
         y: { range: this.y.range ?? padded },
       },
       axes: [
-        { ...axis, size: 26, gap: 4, values: asNumbers, ...log },
+        { ...axis, size: 26, gap: 4, values: along, ...log },
         { ...axis, size: 50, gap: 4, space: 28, values: this.y.percent ? asPercents : asNumbers },
       ],
       series: [{}, ...this.series.map(s => ({
-        label: s.label, stroke: s.hidden ? "transparent" : colours[s.colour], width: s.hidden ? 0 : 2, dash: s.dash,
-        spanGaps: true, points: { show: s.points ?? false, size: 6, fill: colours[s.colour] },
+        label: s.label, stroke: s.hidden ? "transparent" : strokeOf(s), width: s.hidden ? 0 : 2, dash: s.dash,
+        spanGaps: true, ...s.stepped && { paths: uPlot.paths.stepped({ align: 1 }) }, points: { show: s.points ?? false, size: 6, fill: colours[s.colour] },
       }))],
       hooks: { draw: [plot => { this.paint?.(plot); this.at(); }] },
     }, [this.x(), ...this.series.map(s => s.values)], this.host);
@@ -137,7 +146,7 @@ function legend(series, readouts) {
     const out = readouts ? el("output", { "aria-live": "off" }) : null;
     if (out) readouts[i] = out;
     const swatch = svg("svg", { viewBox: "0 0 24 8", width: 24, height: 8, "aria-hidden": "true" },
-      svg("line", { x1: 0, x2: 24, y1: 4, y2: 4, class: `stroke-${s.colour}`, "stroke-width": 3, "stroke-dasharray": (s.dash ?? []).join(" ") }));
+      svg("line", { x1: 0, x2: 24, y1: 4, y2: 4, class: s.shade === undefined ? `stroke-${s.colour}` : s.shade ? "stroke-ink" : "stroke-grey", "stroke-width": 3, "stroke-dasharray": (s.dash ?? []).join(" ") }));
     return el("li", {}, swatch, el("span", {}, s.label), out);
   }));
 }

@@ -1,4 +1,4 @@
-// What several runs have: their differences, their curves beside each other; tickets; growth.
+// What several runs have: their differences, their curves beside each other; tickets.
 
 const style = i => ({ colour: SERIES[i % SERIES.length][0], dash: SERIES[i % SERIES.length][1] });
 const withoutNull = parts => parts.filter(part => part !== null);
@@ -21,12 +21,14 @@ function comparisonOfRuns(data) {
   };
   const metric = name => r => r.metrics.epoch?.length ? { x: r.metrics.epoch, y: r.metrics[name] ?? [] } : { x: r.points.point ?? [], y: r.points[name] ?? [] };
   const ofKeep = r => r.layers.length ? { x: r.points.point, y: momentsOf(r).keep } : metric("keep")(r);
-  const spread = runs.filter(r => r.layers.length).map((run, i) => boxes(`‖V‖ by layer: ${run.name}`, {
+  const spread = runs.filter(r => r.layers.length).map((run, i) => boxes(`‖V‖ by layer: ${run.name}, ${run.scaling ? "with" : "without"} magnitude scaling`, {
     run, points: run.points.point.length, quantiles: data.quantiles, which: "v", id: `norms-of-${i}`, k: () => run.points.point.length - 1, lam: () => run.points.lam.at(-1),
-    note: `At the end of the path; trained ${run.scaling ? "with" : "without"} magnitude scaling.` }));
+    note: "At the end of the path. Magnitude scaling brings ‖V‖ of all layers to one scale." }));
+  const grown = runs.filter(r => r.growth?.stages.length);
   return section("runs", "Runs compared",
     el("div", { class: "grid broad" }, withoutNull([differences(runs), outcomes(runs), curve("Dense accuracy", "dense-compared", metric("dense")),
-      curve("Sparse accuracy", "sparse-compared", metric("sparse")), curve("Groups kept", "keep-compared", ofKeep), ...spread])));
+      curve("Sparse accuracy", "sparse-compared", metric("sparse")), curve("Groups kept", "keep-compared", ofKeep),
+      grown.length > 1 ? sizes("Accuracy against parameters", { id: "growth-compared", name: "runs-growth" }, grown, true) : null, ...spread])));
 }
 
 // The settings in which runs differ; marked where one is not that of the first run.
@@ -118,5 +120,3 @@ function paintErrors(plot, drawn, dense) {
   }
   ctx.restore();
 }
-
-function growth(view) { return null; }

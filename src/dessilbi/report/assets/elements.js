@@ -32,7 +32,7 @@ function short(value) {
 
 // Rows of cells; numbers stand to the right. A first column of names is the heading of its row.
 function table(headings, rows, caption) {
-  const numeric = headings.map((_, i) => rows.every(r => /^(–|[-+−]?[\d.,e+-]+( ± [\d.]+)? ?[%×KMG]?)$/.test(`${r[i] ?? "–"}`)));
+  const numeric = headings.map((_, i) => rows.every(r => /^(–|[-+−]?[\d.,e+-]+( ± [\d.]+)? ?[%×KMG]?( \+\d+)?)$/.test(`${r[i] ?? "–"}`)));
   return el("table", {},
     caption ? el("caption", {}, caption) : null,
     el("thead", {}, el("tr", {}, headings.map((h, i) => el("th", { scope: "col", class: numeric[i] && "number" }, h)))),

@@ -69,7 +69,7 @@ function showRun() {
   if (!run) return;
   const view = page.view = viewOf(run), last = view.moments.count - 1;
   page.k = page.k === null ? last : Math.min(page.k, last);
-  const sections = [solutionPath(view), selectedNetwork(view), training(view), pruning(view), growth(view), provenance(view)].filter(Boolean);
+  const sections = [growth(view), solutionPath(view), selectedNetwork(view), training(view), pruning(view), provenance(view)].filter(Boolean);
   const empty = view.moments.count ? null : el("p", { class: "lead" }, "Nothing is recorded yet: the figures come with the first epoch.");
   place.replaceChildren(heading(run), ...(empty ? [empty] : [controls(view)]), ...sections);
   contentsOf();
@@ -87,13 +87,13 @@ function build() {
   for (const element of [...onScreen.keys()]) forget(element);
   const { data } = page, many = data.runs.length > 1;
   const names = [...data.runs, ...data.comparisons].map(r => r.name);
-  const choice = many ? el("label", { class: "choice" }, "run ", el("select", { id: "which", onchange: event => { page.run = Number(event.target.value); page.k = null; showRun(); } },
+  const choice = many ? el("label", { class: "choice" }, "One run ", el("select", { id: "which", onchange: event => { page.run = Number(event.target.value); page.k = null; showRun(); } },
     data.runs.map((r, i) => el("option", { value: i, selected: i === page.run }, r.name)))) : null;
   document.body.replaceChildren(
     el("a", { class: "skip", href: "#main" }, "Skip to the figures"),
-    el("header", {}, el("p", { class: "brand" }, "dessilbi"), el("h1", {}, many || !data.runs.length ? names.join(", ") : data.runs[0].name), choice,
+    el("header", {}, el("p", { class: "brand" }, "dessilbi"), el("h1", {}, names.join(", ")),
       el("nav", { "aria-label": "Sections" }, el("ul", { id: "contents" }))),
-    el("main", { id: "main" }, el("div", { id: "run" }), el("div", { id: "compared" }, comparisonOfRuns(data), data.comparisons.map(tickets))),
+    el("main", { id: "main" }, el("div", { id: "compared" }, comparisonOfRuns(data), data.comparisons.map(tickets)), choice, el("div", { id: "run" })),
     el("footer", {}, `Made with dessilbi ${data.version}, ${data.made}. Norms are rounded to 1/4095 of the largest of their layer. `,
       "Charts: uPlot (MIT). This page asks nothing of the network."));
   showRun();

@@ -105,8 +105,8 @@ function provenance(view) {
     resumed.length ? scrolling("Resumed", table(["resumed", "command"], resumed)) : null,
     el("div", { class: "grid broad" },
       el("div", { class: "card" }, el("h3", {}, "Configuration"),
-        el("p", { class: "note" }, `What is other than the default, ${changed.length} of ${Object.keys(run.config).length} settings. All of them:`),
-        el("details", {}, el("summary", {}, "config.toml"), el("pre", { tabindex: 0, "aria-label": "config.toml" }, run.toml)),
-        scrolling("Configuration", table(["setting", "value", "default"], changed))),
+        el("p", { class: "note" }, `What is other than the default: ${changed.length} of ${Object.keys(run.config).length} settings.`),
+        scrolling("Configuration", table(["setting", "value", "default"], changed)),
+        el("details", { class: "whole" }, el("summary", {}, "All of them: config.toml"), el("pre", { tabindex: 0, "aria-label": "config.toml" }, run.toml))),
       el("div", { class: "card" }, el("h3", {}, "Environment"), scrolling("Environment", table(["what", "value"], plain)))));
 }

@@ -12,11 +12,11 @@ function keepBars(view) {
       kept.textContent = whole(layer.kept[k]);
       share.textContent = percent(part, 1);
     });
-    return el("tr", {}, el("th", { scope: "row" }, shown(layer.name)), el("td", { class: "bars" }, bar), kept,
-      el("td", { class: "number" }, whole(layer.groups)), share);
+    return el("tr", {}, el("th", { scope: "row" }, shown(layer.name)), kept, el("td", { class: "number" }, whole(layer.groups)), share,
+      el("td", { class: "bars" }, bar));
   });
-  const head = ["layer", "", "selected", "of", "keep"].map((h, i) =>
-    i === 1 ? el("td", { class: "bars" }) : el("th", { scope: "col", class: i > 1 && "number" }, h));
+  // The bars stand last: a copied row then ends with its numbers.
+  const head = [...["layer", "selected", "of", "keep"].map((h, i) => el("th", { scope: "col", class: i > 0 && "number" }, h)), el("td", { class: "bars" })];
   return figure("Keep ratio by layer", {
     id: "keep", name: `${run.name}-keep`,
     rows: () => [["epoch", "time", ...run.layers.map(l => l.name)],
@@ -51,10 +51,15 @@ function widths(title, layers, options, at) {
       tip.textContent = `${layer.name}: ${whole(n)} of ${whole(layer.width)}${n ? "" : ", dropped"}`;
     });
   });
-  const draw = () => layers.forEach((layer, i) => marks[i](Array.isArray(layer.wide) ? layer.wide[at()] : layer.wide));
+  const dropped = el("p", { class: "note", "aria-live": "off" });
+  const draw = () => {
+    const wide = layers.map(layer => Array.isArray(layer.wide) ? layer.wide[at()] : layer.wide), gone = layers.filter((_, i) => !wide[i]);
+    marks.forEach((mark, i) => mark(wide[i]));
+    dropped.textContent = gone.length ? `Dropped: ${gone.map(layer => shown(layer.name)).join(", ")}.` : "No layer is dropped.";
+  };
   draw();
   whileVisible(root, draw);
-  return figure(title, options, scrolling(title, root));
+  return figure(title, options, scrolling(title, root), dropped);
 }
 const clipped = text => text.length > 13 ? `…${text.slice(-12)}` : text;
 
@@ -75,7 +80,8 @@ const BOX = [0.05, 0.25, 0.5, 0.75, 0.95];
 function quantilesAt(layer, which, k, points, levels) {
   const values = layer[which];
   if (layer.kind === "weight") return BOX.map(q => values[levels.indexOf(q) * points + k]);
-  const sorted = Float32Array.from({ length: layer.groups }, (_, g) => values[g * points + k]).sort();
+  const sorted = Float32Array.from({ length: layer.groups }, (_, g) => values[g * points + k]).filter(known).sort();
+  if (!sorted.length) return BOX.map(() => NaN);
   return BOX.map(q => {
     const at = q * (sorted.length - 1), low = Math.floor(at), high = Math.min(low + 1, sorted.length - 1);
     return sorted[low] + (at - low) * (sorted[high] - sorted[low]);
@@ -100,8 +106,8 @@ function boxes(title, { run, points, quantiles, note, which, id, k, lam }) {
         count <= 30 ? clipped(shown(layer.name)) : i % 5 === 0 ? String(i + 1) : "")));
     return parts;
   });
-  let top = 1, drawn = false;
-  const y = value => high - 4 - (high - 14) * Math.min(value, top) / top;
+  let top = 0, drawn = false;
+  const y = value => high - 4 - (high - 14) * Math.min(value || 0, top) / top;
   const draw = () => {
     if (!drawn) return;
     const at = k();
@@ -120,8 +126,9 @@ function boxes(title, { run, points, quantiles, note, which, id, k, lam }) {
   };
   ready().then(() => {
     // One scale for all moments, so that what moves is the data.
-    for (let q = 0; q < points; q += Math.max(1, points >> 4)) for (const l of layers) top = Math.max(q || l !== layers[0] ? top : 0, quantilesAt(l, which, q, points, quantiles)[4]);
-    for (const l of layers) top = Math.max(top, quantilesAt(l, which, points - 1, points, quantiles)[4]);
+    const looked = new Set([points - 1]);
+    for (let q = 0; q < points; q += Math.max(1, points >> 4)) looked.add(q);
+    for (const q of looked) for (const l of layers) top = Math.max(top, quantilesAt(l, which, q, points, quantiles)[4] || 0);
     top ||= 1;
     for (const tick of roundNumbers(top)) {
       root.prepend(svg("line", { class: "grid", x1: left, x2: width, y1: y(tick), y2: y(tick) }),

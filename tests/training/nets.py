@@ -16,6 +16,20 @@ def tiny(num_classes: int = 10, in_channels: int = 1) -> nn.Module:
     )
 
 
+def seed(num_classes: int = 10, in_channels: int = 1) -> nn.Module:
+    """A handful of filters, for networks that grow; normalised, so that none is dead from the beginning."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, stride=2, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, num_classes),
+    )
+
+
 def plain(num_classes: int = 10, in_channels: int = 1) -> nn.Module:
     """Without anything that couples the images of a batch."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64 * in_channels, 16), nn.Tanh(), nn.Linear(16, num_classes))

@@ -192,7 +192,9 @@ class Growth:
             return None
         stages[-1]["grew"] = extra
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.since) % 2**63)
-        return widening.apply(extra, now.optimizer, init=self.growing.init, generator=generator)
+        init = self.growing.init
+        loss = {"loss": now.loss} if init == "gradmax" else {}
+        return widening.apply(extra, now.optimizer, init=init, generator=generator, **loss)
 
     def _reason(self, stages: list[dict[str, Any]]) -> str | None:
         """Why growth ends here, whatever the ratios are."""

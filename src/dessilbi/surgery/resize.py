@@ -142,15 +142,13 @@ def harden(plan: Plan, nodes: Iterable[fx.Node]) -> None:
             graph.hard.update(plan.borrowed(node) or [node])
 
 
-def mismatched(plan: Plan, model: nn.Module, inputs: object) -> list[fx.Node]:
-    """The suspects at which the narrower network does not do what the plan says."""
-    from dessilbi.surgery.graph import traced
-
+def mismatched(plan: Plan, nodes: Iterable[fx.Node] | None) -> list[fx.Node]:
+    """The suspects at which the narrower network, of these operators, does not do what the plan says; None where it
+    could not be followed."""
     suspects = plan.suspects()
-    try:
-        nodes = [n for n in traced(model, inputs)[0] if owner(n)[1] != Rearranged.__name__]  # type: ignore[arg-type]
-    except ValueError:
+    if nodes is None:
         return [n for n in suspects if plan.borrowed(n)] or suspects
+    nodes = [n for n in nodes if owner(n)[1] != Rearranged.__name__]
     olds, news = ([n for n in every if not plan.graph.in_attention(n)] for every in (plan.nodes, nodes))
     if len(olds) != len(news):
         return suspects

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from dessilbi.selection import Selection
 from dessilbi.surgery import state
-from dessilbi.surgery.graph import Graph, Inputs, call_arguments
+from dessilbi.surgery.graph import Graph, Inputs, call_arguments, traced
 from dessilbi.surgery.plan import Cut, Plan
 from dessilbi.surgery.resize import harden, mismatched, resize
 from dessilbi.surgery.transition import leave_out
@@ -123,10 +123,18 @@ def fit(work: nn.Module, graph: Graph, example_inputs: Inputs) -> tuple[nn.Modul
         for adapt in (True, False) if suspects else (True,):
             small = copy.deepcopy(work)
             resize(small, plan, cuts, adapt=adapt)
-            bad = mismatched(plan, small, example_inputs) if suspects else []
+            bad = mismatched(plan, _operators(small, example_inputs)) if suspects else []
             if not bad:
                 return small, plan
         harden(plan, bad)
+
+
+def _operators(model: nn.Module, example_inputs: Inputs) -> list[fx.Node] | None:
+    """What a network does; None if it cannot be followed, for sizes that do not fit one another."""
+    try:
+        return traced(model, example_inputs)[0]
+    except ValueError:
+        return None
 
 
 def values_of(model: nn.Module) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +20,23 @@ from dessilbi.surgery.graph import FIXED, Graph, Inputs
 from dessilbi.surgery.nodes import inside, owner
 from dessilbi.surgery.resize import mismatched, resize
 from dessilbi.surgery.shrinking import check_network, same_outputs, values_of
-from dessilbi.surgery.widening_plan import Grown, Layer, Stretch, carried, layers_of, place, streams, templates
-from dessilbi.surgery.widening_values import Insertion, constants, he, new_filters
+from dessilbi.surgery.widening_ascent import steepest
+from dessilbi.surgery.widening_plan import (
+    Grown,
+    Layer,
+    Stretch,
+    carried,
+    chosen,
+    layers_of,
+    place,
+    streams,
+    sums,
+    templates,
+)
+from dessilbi.surgery.widening_values import Insertion, constants, he, new_filters, split, untouched
 
-INITS = ("zero", "random")
-# What "random" gives outgoing weights, as a part of He's standard deviation.
+INITS = ("zero", "random", "gradmax", "split")
+# What "random" gives outgoing weights, and "split" takes from one for the other, as a part of He's standard deviation.
 _SMALL = 0.1
 
 
@@ -36,6 +48,7 @@ def widen(
     *,
     init: str = "zero",
     generator: torch.Generator | None = None,
+    loss: Callable[[nn.Module], Tensor] | None = None,
 ) -> nn.Module:
     """A wider copy of the network, with the same outputs.
 
@@ -56,12 +69,17 @@ def widen(
         example_inputs: a tensor, a tuple of positional or a dict of keyword arguments for the network.
         optimizer: of the network; it is moved over to the new parameters. Momentum, V and all other state of what
             was there stays, that of new entries is zero.
-        init: what new filters feed: "zero", or "random" for small random weights (the outputs then change a little).
+        init: how new filters start. "zero": as above. "random": what they feed gets small random weights (the outputs
+            then change a little). "split": they are copies of filters chosen at random, and what reads both gets half
+            of the old weight for each, plus and minus a small random amount (NASH; the outputs stay). "gradmax": as
+            "zero", but the filters are those for which the gradient of the weights that they feed is largest
+            (:mod:`dessilbi.surgery.widening_ascent`; needs `loss`).
         generator: on the CPU, for the random numbers.
+        loss: gives a network's loss, on a batch of the training data: ``lambda net: cross_entropy(net(x), y)``.
 
     Where a selection is in force (`sel.apply(model)`), it is so on the new network as well; new filters are free.
     """
-    return Widening(model, example_inputs).apply(extra, optimizer, init=init, generator=generator)
+    return Widening(model, example_inputs).apply(extra, optimizer, init=init, generator=generator, loss=loss)
 
 
 class Grew(NamedTuple):
@@ -85,6 +103,7 @@ class Widening:
         self.model, self.example_inputs = model, example_inputs
         self.graph = Graph.of(model, example_inputs)
         self._layers = {layer.path: layer for layer in layers_of(self.graph)}
+        self._sums = {node: set(classes.tolist()) for node, classes in sums(self.graph)}
 
     @property
     def streams(self) -> list[list[str]]:
@@ -123,17 +142,26 @@ class Widening:
         *,
         init: str = "zero",
         generator: torch.Generator | None = None,
+        loss: Callable[[nn.Module], Tensor] | None = None,
     ) -> nn.Module:
         """As :func:`widen`."""
         if init not in INITS:
             raise ValueError(f"init={init!r}: choose one of {', '.join(INITS)}")
-        grew = self._grow(extra)
-        self._fill(grew, init, generator or _generator())
-        if init == "zero" and not self._same(grew.model):
+        if (init == "gradmax") != (loss is not None):
+            raise ValueError(
+                f"init={init!r}: "
+                + ("give loss, a function of a network" if loss is None else "loss is not used; leave it out")
+            )
+        generator = generator or _generator()
+        grew = self._grow(extra, generator if init == "split" else None)
+        self._fill(grew, init, generator)
+        if init != "random" and not self._same(grew.model):
             raise RuntimeError(
                 "the wider network does not compute what the network computes; nothing was changed. Its forward may "
                 "use sizes in a way that the exported graph does not show: please report it"
             )
+        if loss is not None:
+            self._ascend(grew, loss)
         if optimizer is not None:
             self._check_groups(optimizer, grew)
             state.move(optimizer, self.model, grew.model, grew.insertions, lambda group, names: _regroup(
@@ -175,11 +203,15 @@ class Widening:
         for place_ in (*graph.attention, *graph.rigid):
             if any(inside(path, place_) for path in touched):
                 return f"its channels are those of the attention {place_!r}, which keeps its width"
+        for node, summed in self._sums.items():
+            if classes & summed:
+                return f"module {owner(node)[0]!r} adds up its channels, and would count new ones"
         if not len(templates(graph, layer)):
             return "its channels meet convolutions in groups that they cannot be dealt out to"
         return None
 
-    def _stretch(self, extra: Mapping[str, int]) -> Stretch:
+    def _stretch(self, extra: Mapping[str, int], generator: torch.Generator | None = None) -> Stretch:
+        """What the network would be; with a generator the channels that new ones are copies of are drawn."""
         if not isinstance(extra, Mapping) or not extra:
             raise ValueError(f"extra={extra!r}: give the number of new filters by layer, such as {{'features.3': 8}}")
         asked = {path: (self._layer(path), _amount(path, n)) for path, n in extra.items()}
@@ -195,14 +227,19 @@ class Widening:
                         f"extra[{path!r}]={amount}: its channels come in steps of {step} (groups, or pixels of a "
                         f"channel): give {amount + step - missing % step}"
                     )
-                own[templates(self.graph, layer)] += missing // step
+                count = missing // step
+                if generator is None:
+                    own[templates(self.graph, layer)] += count
+                else:
+                    drawn = chosen(self.graph, layer, count, generator)
+                    own.index_add_(0, drawn, torch.ones_like(drawn))
         return Stretch(self.graph, carried(self.graph, own))
 
     # -- the wider network ---------------------------------------------------------------------------------------
 
-    def _grow(self, extra: Mapping[str, int]) -> Grew:
-        """The wider network with old entries in place, and zeros."""
-        stretch = self._stretch(extra)
+    def _grow(self, extra: Mapping[str, int], generator: torch.Generator | None) -> Grew:
+        """The wider network, of zeros, and the plan of what is new in it."""
+        stretch = self._stretch(extra, generator)
         sizes = {name: _Sized(size, _is_channels_last(self.model)) for name, size in stretch.sizes().items()}
         for adapt in (True, False) if stretch.suspects() else (True,):
             wide = copy.deepcopy(self.model)
@@ -218,7 +255,7 @@ class Widening:
                 continue
             for interleaved in (False, True):
                 plan = self._placed(stretch, graph, layers, interleaved)
-                if plan is None or mismatched(plan, self.model, self.example_inputs):
+                if plan is None or mismatched(plan, self.graph.nodes):
                     continue
                 cuts, there = plan.cuts(), values_of(wide)
                 constant = constants(graph)
@@ -233,14 +270,15 @@ class Widening:
 
     def _placed(self, stretch: Stretch, graph: Graph, layers: Mapping[str, Layer], interleaved: bool) -> Grown | None:
         """What is new in the wider network's graph, if it fits."""
-        new = torch.zeros(len(graph.classes), dtype=torch.bool)
+        origin = torch.zeros(len(graph.classes), dtype=torch.long)
         for path, layer in self._layers.items():
             if int(stretch.more(layer.atoms).sum()):
-                where = place(layer, layers[path], stretch, interleaved)
-                if not len(where):
+                of = place(layer, layers[path], stretch, interleaved)
+                if not len(of):
                     return None
-                new[graph.classes[layers[path].atoms[where]]] = True
-        plan = Grown(graph, new)
+                classes = graph.classes[layers[path].atoms]
+                origin[classes[of >= 0]] = classes[of[of >= 0]]
+        plan = Grown(graph, origin)
         return plan if plan.leaves(self.graph) else None
 
     @torch.no_grad()
@@ -253,12 +291,28 @@ class Widening:
             layer = weights.get(name)
             if layer is None:
                 t.fill_(insertion.fill)
-            else:
-                mask = new_filters(grew.plan, layer).to(t.device)
-                drawn = bool(mask.any()) or init == "random"
-                values = he(grew.plan, layer, t, generator) if drawn else torch.zeros_like(t)
-                t.copy_(values * torch.where(mask, 1.0, _SMALL if init == "random" else 0.0))
+            elif init != "split":
+                he(grew.plan, layer, t, generator, _SMALL if init == "random" else 0.0)
             insertion.into(t, old[name].detach())
+            if init == "split":
+                split(grew.plan, name, layer, t, generator, _SMALL)
+
+    def _ascend(self, grew: Grew, loss: Callable[[nn.Module], Tensor]) -> None:
+        """Turn the new filters to where what they feed has the largest gradient."""
+        named, plan = dict(grew.model.named_parameters()), grew.plan
+        filters, fed = [], []
+        for layer in grew.layers.values():
+            insertion, p = grew.insertions.get(layer.weight), named.get(layer.weight)
+            if insertion is None or p is None:
+                continue
+            new = plan.lost(layer.atoms).nonzero().flatten()
+            grouped = plan.graph.grouped.get(layer.weight)
+            if len(new) and not (grouped and grouped.transposed):  # where filters lie along no axis they stay as drawn
+                filters.append((p, layer.rows, new))
+            mask = untouched(new_filters(plan, layer), insertion)
+            if mask.any():
+                fed.append((p, mask))
+        steepest(grew.model, filters, fed, loss)
 
     def _same(self, wide: nn.Module) -> bool:
         # On the CPU: a GPU may round to ten bits (TF32), and otherwise for other shapes.

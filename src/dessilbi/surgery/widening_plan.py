@@ -19,6 +19,7 @@ from dessilbi.surgery.graph import FIXED, Graph
 from dessilbi.surgery.nodes import shape_of, varying
 from dessilbi.surgery.plan import Plan
 from dessilbi.surgery.rules.affine import Affine, Embedding
+from dessilbi.surgery.rules.spatial import Reduction
 
 
 class Layer(NamedTuple):
@@ -49,6 +50,15 @@ def layers_of(graph: Graph) -> Iterator[Layer]:
         atoms = graph.grouped[name].outer if name in graph.grouped else graph.axes.get((name, rows))
         if atoms is not None:
             yield Layer(name.removesuffix(".weight"), name, rows, columns, atoms, node)
+
+
+def sums(graph: Graph) -> Iterator[tuple[fx.Node, Tensor]]:
+    """Sums over channels, which can do with fewer (of zeros) but not with more, and the classes they count."""
+    for node in graph.nodes:
+        if isinstance(graph.rules[node], Reduction) and not torch.as_tensor(graph.atoms[node]).any():
+            classes = torch.cat([graph.classes[graph.look(x)].flatten() for x in graph.inputs(node)]).unique()
+            if bool((classes != FIXED).any()):
+                yield node, classes[classes != FIXED]
 
 
 class Stretch(Plan):
@@ -112,11 +122,11 @@ class Grown(Plan):
 
     Args:
         graph: of the wider network.
-        new: for every class whether it is one of the new channels.
+        origin: for every class that is one of the new channels, its template's; FIXED for all others.
     """
 
-    def __init__(self, graph: Graph, new: Tensor) -> None:
-        self.graph, self.gone = graph, new
+    def __init__(self, graph: Graph, origin: Tensor) -> None:
+        self.graph, self.origin, self.gone = graph, origin, origin != FIXED
         self.nodes, self.absent, self.blocks, self.rank = graph.nodes, set(), [], {}
 
     def leaves(self, old: Graph) -> bool:
@@ -160,6 +170,18 @@ def templates(graph: Graph, layer: Layer) -> Tensor:
     return torch.cat(last).unique() if all(len(x) for x in last) else classes[:0]
 
 
+def chosen(graph: Graph, layer: Layer, count: int, generator: torch.Generator) -> Tensor:
+    """`count` classes of every section of a layer's channels at random; each of a section before one comes again."""
+    classes = graph.classes[layer.atoms]
+    found: list[Tensor] = []
+    for part in classes.view(sections(graph, classes), -1):
+        free = part[part != FIXED].unique()
+        rounds = -(-count // len(free))
+        order = torch.cat([free[torch.randperm(len(free), generator=generator)] for _ in range(rounds)])
+        found.append(order[:count])
+    return torch.cat(found)
+
+
 def carried(graph: Graph, own: Tensor) -> Tensor:
     """The copies of all classes: what shortcuts that pad (option A) take over from one stream to the next comes to
     the copies that the streams have of their own."""
@@ -173,18 +195,22 @@ def carried(graph: Graph, own: Tensor) -> Tensor:
 
 
 def place(layer: Layer, wide: Layer, stretch: Stretch, interleaved: bool) -> Tensor:
-    """Of a layer's outputs in the wider network, which are new: they follow their templates, several positions of one
-    template as a whole (the pixels of a channel) or, `interleaved`, each by itself."""
+    """For each of a layer's outputs in the wider network the output that is its template, -1 where it is not new.
+
+    New ones follow their templates, several positions of one template as a whole (the pixels of a channel) or,
+    `interleaved`, each by itself. Empty if that does not give the layer's width.
+    """
     classes, more = stretch.graph.classes[layer.atoms].tolist(), stretch.more(layer.atoms).tolist()
-    new: list[bool] = []
+    found: list[int] = []
     i = 0
     while i < len(classes):
         j = i + 1
         while not interleaved and j < len(classes) and classes[j] == classes[i] and more[i]:
             j += 1
-        new += [False] * (j - i) + [True] * sum(more[i:j])
+        first, run = len(found), j - i
+        found += [-1] * run + [first + k % run for k in range(sum(more[i:j]))]
         i = j
-    return torch.tensor(new) if len(new) == len(wide.atoms) else torch.zeros(0, dtype=torch.bool)
+    return torch.tensor(found) if len(found) == len(wide.atoms) else torch.zeros(0, dtype=torch.long)
 
 
 def streams(graph: Graph, layers: Mapping[str, Layer]) -> list[list[str]]:

@@ -81,7 +81,7 @@ class Config:
             three epochs changed it by less than `settle` each (Jaccard distance, see :class:`dessilbi.Settling`).
         tensorboard: write the metrics for TensorBoard too.
         watch_step_size: every so many steps, compare lr with the curvature of the loss, and say so if it is too large
-            (see :class:`dessilbi.diagnostics.StepSizeMonitor`); every 100 steps costs about 4 % of the time.
+            (see :class:`dessilbi.diagnostics.StepSizeMonitor`); every 100 steps costs 4 to 8 % of the time.
     """
 
     model: str = "lenet5"

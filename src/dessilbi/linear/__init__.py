@@ -18,7 +18,7 @@ from dessilbi.linear.estimators import LBI, LBIClassifier, SplitLBI, SplitLBICla
 from dessilbi.linear.iss import IssPath, iss_path
 from dessilbi.linear.lbi import lbi_path
 from dessilbi.linear.split import split_lbi_path
-from dessilbi.linear.stopping import LBICV, LBIClassifierCV, SplitLBICV, SplitLBIClassifierCV
+from dessilbi.linear.stopping import LBICV, LBIClassifierCV, SplitLBIClassifierCV, SplitLBICV
 from dessilbi.linear.transforms import difference
 
 __all__ = [

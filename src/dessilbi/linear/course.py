@@ -115,7 +115,8 @@ def grid_times(times: Any, first: float | None, n_times: int, eps: float, stop: 
     """
     if times is not None:
         given = np.asarray(times, dtype=float)
-        if given.ndim != 1 or not len(given) or not (np.diff(given) > 0).all() or not 0 <= given[0] <= given[-1] < np.inf:
+        ascending = given.ndim == 1 and len(given) and (np.diff(given) > 0).all()
+        if not ascending or not 0 <= given[0] <= given[-1] < np.inf:
             raise ValueError(f"times must be finite, at least 0 and strictly ascending, got {times!r}")
         return given
     if n_times < 1:

@@ -68,9 +68,7 @@ class PathRegressor(RegressorMixin, PathEstimator):
             y: a number for every sample.
             sample_weight: weights of the samples.
         """
-        X, y = validate_data(
-            self, X, y, accept_sparse=("csr", "csc"), dtype=(np.float64, np.float32), y_numeric=True
-        )
+        X, y = validate_data(self, X, y, accept_sparse=("csr", "csc"), dtype=(np.float64, np.float32), y_numeric=True)
         y = y.astype(X.dtype, copy=False)
         index = self._fit(X, y, "squared", sample_weight, y)
         self.coef_, self.intercept_ = self.coef_path_[index], float(self.intercept_path_[index])

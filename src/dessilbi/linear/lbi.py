@@ -149,7 +149,7 @@ class _State:
     def settled(self) -> bool:
         """Whether what is left of the path cannot move z any more, by more than the root of the precision."""
         speed = float(np.abs(self.velocity).max())
-        return speed * (float(self.grid.times[-1]) - self.time) < np.sqrt(np.finfo(self.z.dtype).eps)
+        return bool(speed * (float(self.grid.times[-1]) - self.time) < np.sqrt(np.finfo(self.z.dtype).eps))
 
     def advance(self) -> None:
         """Some steps: with the features in play, then for all others at once, up to where another one enters."""

@@ -56,7 +56,8 @@ class Squared(Loss):
         return mean
 
     def gradient(self, eta: Array) -> Array:
-        return self._column * (eta - self.targets)
+        result: Array = self._column * (eta - self.targets)
+        return result
 
     @staticmethod
     def of_samples(eta: Array, targets: Array) -> Array:
@@ -76,7 +77,8 @@ class Logistic(Loss):
         return result
 
     def gradient(self, eta: Array) -> Array:
-        return self._column * (expit(eta) - self.targets)
+        result: Array = self._column * (expit(eta) - self.targets)
+        return result
 
     @staticmethod
     def of_samples(eta: Array, targets: Array) -> Array:
@@ -96,7 +98,8 @@ class Multinomial(Loss):
         return result
 
     def gradient(self, eta: Array) -> Array:
-        return self._column * (softmax(eta, axis=1) - self.targets)
+        result: Array = self._column * (softmax(eta, axis=1) - self.targets)
+        return result
 
     @staticmethod
     def of_samples(eta: Array, targets: Array) -> Array:

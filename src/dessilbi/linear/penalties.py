@@ -16,7 +16,8 @@ class Penalty:
 
     def norms(self, z: Array) -> Array:
         """The norm of every unit."""
-        return np.abs(z)
+        norms: Array = np.abs(z)
+        return norms
 
     def prox(self, z: Array) -> Array:
         """z shrunk by 1."""
@@ -24,7 +25,7 @@ class Penalty:
 
     def rows(self, units: Array) -> Array:
         """The rows that a mask of units touches, as a mask."""
-        touched: Array = units.any(-1)
+        touched: Array = np.asarray(units.any(-1))
         return touched
 
     def part(self, index: Array) -> Penalty:

@@ -33,9 +33,7 @@ class Problem:
         standardise: whether features are brought to deviation 1.
     """
 
-    def __init__(
-        self, x: Any, y: Any, loss: str, sample_weight: Any, fit_intercept: bool, standardise: bool
-    ) -> None:
+    def __init__(self, x: Any, y: Any, loss: str, sample_weight: Any, fit_intercept: bool, standardise: bool) -> None:
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
         x = check_array(x, accept_sparse=("csr", "csc"), dtype=(np.float64, np.float32))

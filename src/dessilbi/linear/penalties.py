@@ -21,7 +21,8 @@ class Penalty:
 
     def prox(self, z: Array) -> Array:
         """z shrunk by 1."""
-        return z - np.clip(z, -1, 1)
+        shrunk: Array = z - np.clip(z, -1, 1)
+        return shrunk
 
     def rows(self, units: Array) -> Array:
         """The rows that a mask of units touches, as a mask."""

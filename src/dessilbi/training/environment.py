@@ -24,7 +24,7 @@ def facts(world: World, command: str = "") -> dict[str, Any]:
         "command": command or " ".join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **versions(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "processes": world.size,
         "threads": torch.get_num_threads(),
     }
@@ -42,6 +42,16 @@ def versions() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
     }
+
+
+def _processor() -> str:
+    """The processor's name; what :mod:`platform` knows of it is empty on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or "cpu")
 
 
 def commit() -> str | None:

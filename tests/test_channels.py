@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dessilbi import DessiAdamW, DessiLBI, Path, Slices, TargetThreshold, iteration, sharding, transposed_filters
-from dessilbi.groups import Labels, channels, joint_norms, partition, tally
+from dessilbi.coupling import channels, joint_norms, tally
+from dessilbi.groups import Labels, partition
 from tests.oracles import iteration as oracle
 from tests.toy import VARIANTS, gradient, start
 

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from dessilbi import NEVER, DessiAdamW, DessiLBI, Labels, Path, Selection, Slices, param_groups, select
+from dessilbi.coupling import channels
 from dessilbi.files import load_arrays, save_arrays
-from dessilbi.groups import channels, transposed_filters
+from dessilbi.groups import transposed_filters
 from dessilbi.models import create
 
 T, N = True, False

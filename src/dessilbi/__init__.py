@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dessilbi.groups import Labels, Partition, Slices, transposed_filters
-    from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
+    from dessilbi.optim import DessiAdamW, DessiLBI
     from dessilbi.path import NEVER, Path
+    from dessilbi.roles import param_groups
     from dessilbi.selection import Selection, select
     from dessilbi.settling import Settling
     from dessilbi.surgery import Profile, complete, load_shrunk, profile, save_shrunk, shrink, widen
@@ -21,7 +22,7 @@ __version__ = "0.1.0"
 _HOME = {
     "DessiAdamW": "optim",
     "DessiLBI": "optim",
-    "param_groups": "optim",
+    "param_groups": "roles",
     "Labels": "groups",
     "Partition": "groups",
     "Slices": "groups",

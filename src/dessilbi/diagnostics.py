@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import SGD, Optimizer
 
-from dessilbi.groups import joint_norms
+from dessilbi.coupling import joint_norms
 from dessilbi.optim import DessiAdamW, DessiLBI
 
 Loss = Callable[[Any, Any], Tensor]

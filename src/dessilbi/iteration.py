@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dessilbi.groups import Number, Partition, joint_norms, tally
+from dessilbi.coupling import joint_norms, tally
+from dessilbi.groups import Number, Partition
 
 
 def gamma(

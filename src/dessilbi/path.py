@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi import files
-from dessilbi.groups import Channels, Partition, Slices, joint_norms, transposed_filters
+from dessilbi.coupling import Channels, joint_norms
+from dessilbi.groups import Partition, Slices, transposed_filters
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dessilbi.groups import Partition, families, joint_norms, partitions
+from dessilbi.coupling import families, joint_norms, partitions
+from dessilbi.groups import Partition
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
 
@@ -52,7 +53,7 @@ class TargetThreshold:
         ramp: the part of the run over which the support grows.
         per_layer: keep that fraction in every tensor, each with a λ of its own, instead of in all together. Over all
             together is usually better, and needs norms that compare across layers: see `scaling`. Tensors whose
-            groups span them (see `groups.channels`) are one layer.
+            groups span them (see `coupling.channels`) are one layer.
     """
 
     def __init__(

@@ -9,7 +9,8 @@ from torch import nn
 
 from dessilbi import param_groups, transposed_filters
 from dessilbi.baselines import AdaBreg, LinBreg, sparse_start
-from dessilbi.groups import Labels, channels
+from dessilbi.coupling import channels
+from dessilbi.groups import Labels
 
 SHAPE = (4, 3, 2)
 LAM = 0.4

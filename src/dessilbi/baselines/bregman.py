@@ -30,9 +30,9 @@ from torch.optim.sgd import sgd
 from dessilbi.baselines.allocation import allocate, check_keep
 from dessilbi.baselines.optimizer import ListOptimizer
 from dessilbi.baselines.tensors import Excluded, partitioned
-from dessilbi.groups import Partition
+from dessilbi.groups import Partition, description
 from dessilbi.masks import elementwise
-from dessilbi.optim import _description, _partitions
+from dessilbi.scalespace import partitions_of
 
 
 class _Bregman(ListOptimizer):
@@ -51,12 +51,12 @@ class _Bregman(ListOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch, with the `group` of the parameters."""
         super().add_param_group(param_group)
-        for part in _partitions(self.param_groups[-1]):
+        for part in partitions_of(self.param_groups[-1]):
             if part is not None and part.coupling is not None:
                 raise ValueError("group='channel': the groups must lie in one tensor each here; choose 'filter'")
 
     def _move(self, params: list[Tensor], options: dict[str, Any]) -> None:
-        parts = dict(zip(options["params"], _partitions(options), strict=True))
+        parts = dict(zip(options["params"], partitions_of(options), strict=True))
         plain = [p for p in params if parts[p] is None]
         if plain:
             self._follow(plain, plain, options, options["delta"] * options["lr"])
@@ -85,17 +85,17 @@ class _Bregman(ListOptimizer):
         """As in torch, of tensors and plain values only; Partition objects become their descriptions."""
         found = super().state_dict()
         for group in found["param_groups"]:
-            group["group"] = _description(group["group"])
+            group["group"] = description(group["group"])
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """As in torch; how parameters are cut into groups must be the same as before."""
         own = [group["group"] for group in self.param_groups]
         for i, (mine, saved) in enumerate(zip(own, state_dict["param_groups"], strict=False)):
-            if _description(mine) != saved.get("group"):
+            if description(mine) != saved.get("group"):
                 raise ValueError(
                     f"state_dict: param group {i} was saved with group={saved.get('group')!r}, but this optimizer has "
-                    f"group={_description(mine)!r}; build it with the same groups"
+                    f"group={description(mine)!r}; build it with the same groups"
                 )
         super().load_state_dict(state_dict)
         for group, mine in zip(self.param_groups, own, strict=True):

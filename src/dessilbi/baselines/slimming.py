@@ -26,8 +26,8 @@ from dessilbi.baselines.penalty import Penalty
 from dessilbi.baselines.tensors import Excluded, selection
 from dessilbi.groups import Elements
 from dessilbi.masks import following_norms
-from dessilbi.optim import _excluded
 from dessilbi.path import _clean, _unwrap
+from dessilbi.roles import excluded
 from dessilbi.selection import Selection
 
 
@@ -63,7 +63,7 @@ def slim(model: nn.Module, keep: float, *, exclude: Excluded = ()) -> Selection:
 def _scales(model: nn.Module, exclude: Excluded) -> dict[str, Tensor]:
     """The scales of the normalisations that follow a layer, by the name of that layer's weight."""
     inner = _unwrap(model)
-    norms, left_out = following_norms(inner), _excluded(inner, exclude)
+    norms, left_out = following_norms(inner), excluded(inner, exclude)
     found: dict[str, Tensor] = {}
     for name, module in inner.named_modules():
         norm = norms.get(id(module))

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dessilbi.groups import Partition, Slices, entry, partition
-from dessilbi.optim import param_groups
 from dessilbi.path import _clean, _unwrap
+from dessilbi.roles import param_groups
 from dessilbi.selection import Selection
 
 _LEVELS = ("weight", "filter", "neuron", None)

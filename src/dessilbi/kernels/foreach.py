@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from dessilbi.groups import Elements, joint_norms, shrinkage, tally
+from dessilbi.coupling import joint_norms, tally
+from dessilbi.groups import Elements, shrinkage
 from dessilbi.kernels.bucket import Bucket
 
 # Elements of a piece on a CPU: half a dozen float32 arrays of this size fit a core's share of the last-level cache.

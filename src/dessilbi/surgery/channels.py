@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dessilbi.groups import Partition, Slices, channels
+from dessilbi.coupling import channels
+from dessilbi.groups import Partition, Slices
 from dessilbi.surgery.graph import FIXED, Graph, Inputs
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dessilbi.coupling import Channels, channels
 from dessilbi.enforcement import MaskHandle, in_force
-from dessilbi.groups import Channels, Labels, Partition, Slices, channels
+from dessilbi.groups import Labels, Partition, Slices
 from dessilbi.surgery.plan import Cut
 
 

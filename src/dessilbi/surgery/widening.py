@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from dessilbi.groups import Channels, Labels, Partition
+from dessilbi.coupling import Channels
+from dessilbi.groups import Labels, Partition
 from dessilbi.surgery import state
 from dessilbi.surgery.channels import joined
 from dessilbi.surgery.costs import multiply_adds

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dessilbi.optim import DessiAdamW, DessiLBI, param_groups
+from dessilbi.optim import DessiAdamW, DessiLBI
+from dessilbi.roles import param_groups
 from dessilbi.training.config import Config
 
 _OURS: dict[str, type[DessiLBI] | type[DessiAdamW]] = {"dessilbi": DessiLBI, "dessiadamw": DessiAdamW}

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint browser clean
 
 # Without an NVIDIA driver, Linux takes the CPU build by name: the plain one would bring gigabytes of CUDA packages.
 $(READY): pyproject.toml
@@ -22,8 +22,18 @@ $(READY): pyproject.toml
 demo: $(READY)
 	@$(BIN)/python examples/digits.py
 
-test: $(READY) lint
+test: $(READY) lint browser
 	$(BIN)/python -m pytest -n 2
+
+# The page of a run is tested in a real browser, Debian's chromium. Where it is not there and cannot be installed without
+# asking for a password, nothing fails: the tests that need it are skipped and say why.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ! command -v apt-get >/dev/null || { \
+	    echo "installing chromium for the tests of the report (once; takes a minute or two)"; \
+	    as=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
+	    { timeout 120 $$as apt-get -qq update; timeout 300 $$as env DEBIAN_FRONTEND=noninteractive \
+	        apt-get -qq -y --no-install-recommends install chromium; } </dev/null >/dev/null 2>&1 \
+	    || echo "chromium could not be installed: the tests in a browser are skipped"; }
 
 lint: $(READY)
 	$(BIN)/ruff check --quiet .

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import OrderedDict
 from pathlib import Path as FilePath
 
 import torch
@@ -22,24 +23,30 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from dessilbi import DessiLBI, Path, TargetThreshold, param_groups, profile, save_shrunk, select, shrink
+from dessilbi.report import build_page
 
 EPOCHS, FINE_TUNING, BATCH, KEEP = 20, 10, 64, 0.3
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+    return nn.Sequential(OrderedDict(
+        conv1=nn.Conv2d(1, 16, 3, padding=1, bias=False), norm1=nn.BatchNorm2d(16), relu1=nn.ReLU(),
+        conv2=nn.Conv2d(16, 32, 3, padding=1, bias=False), norm2=nn.BatchNorm2d(32), relu2=nn.ReLU(),
+        pool=nn.MaxPool2d(2), flat=nn.Flatten(), hidden=nn.Linear(512, 64), relu3=nn.ReLU(), out=nn.Linear(64, 10),
+    ))  # fmt: skip
 
 
-def train_epoch(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:
+def train_epoch(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> float:
+    """The mean loss."""
     model.train()
+    losses = []
     for batch in torch.randperm(len(x)).split(BATCH)[: len(x) // BATCH]:
         optimizer.zero_grad()
-        F.cross_entropy(model(x[batch]), y[batch]).backward()
+        loss = F.cross_entropy(model(x[batch]), y[batch])
+        loss.backward()
         optimizer.step()
+        losses.append(loss.item())
+    return statistics.mean(losses)
 
 
 @torch.no_grad()
@@ -69,15 +76,17 @@ def main() -> None:
 
     # Train. Two lines: an optimizer in place of SGD, and how much to keep.
     model = network()
-    groups = param_groups(model, conv="filter", linear="neuron", exclude="10")  # the last layer stays as it is
+    groups = param_groups(model, conv="filter", linear="neuron", exclude="out")  # the last layer stays as it is
     optimizer = DessiLBI(groups, lr=0.05, nu=200.0, momentum=0.9, scaling=True)
     threshold = TargetThreshold(optimizer, keep=KEEP, ramp=0.5)
     path = Path(model, optimizer)
     with Progress(console=console) as progress:
         for epoch in progress.track(range(1, EPOCHS + 1), description="training"):
-            train_epoch(model, optimizer, x, y)
+            loss = train_epoch(model, optimizer, x, y)
             threshold.step(epoch / EPOCHS)
-            path.record(epoch, dense=accuracy(model, x_test, y_test))
+            path.record(epoch, loss=loss, dense=accuracy(model, x_test, y_test))
+            with select(path).applied(model):
+                path.note(sparse=accuracy(model, x_test, y_test))
 
     table = Table("epoch", "dense", "kept", *path.names, title="the path: accuracy, and what Γ has selected")
     everything, layers = path.keep(), [path.keep(name) for name in path.names]
@@ -111,10 +120,13 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     path.save(folder / "digits.path")
     save_shrunk(small, folder / "digits.safetensors")
+    page = build_page([folder / "digits.path"], folder / "digits.html")
     console.print(
         "The path is in runs/digits.path, the network in runs/digits.safetensors:\n"
-        "dessilbi.Path.load('runs/digits.path'), dessilbi.load_shrunk('runs/digits.safetensors', factory=network)"
+        "dessilbi.Path.load('runs/digits.path'), dessilbi.load_shrunk('runs/digits.safetensors', factory=network)\n"
+        "What there is to see, with a slider over the path; open it in a browser:"
     )
+    console.print(page.resolve().as_uri(), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,9 +26,11 @@ from torch import Tensor, nn
 
 from dessilbi import files
 from dessilbi.coupling import Channels, joint_norms
-from dessilbi.groups import Partition, Slices, transposed_filters
+from dessilbi.groups import Partition
 from dessilbi.optim import DessiAdamW, DessiLBI
 from dessilbi.sharding import whole
+from dessilbi.track import ROWS, Codes, Track, cut, encode, filters
+from dessilbi.wrappers import clean, unwrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,11 +41,6 @@ QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _VERSION = 2
 # Quantiles are read from an evenly spaced sample of this many weights; a sort of all would cost a step or more.
 _SAMPLE = 1 << 14
-_LEVEL = 1
-_DROPPED_BITS = 23 - 4
-
-# How filters lie in a weight, unless the convolution is a transposed one.
-ROWS = Slices((0,), kind="filter")
 
 
 class Norms(NamedTuple):
@@ -54,76 +49,6 @@ class Norms(NamedTuple):
     w: Tensor
     v: Tensor
     gamma: Tensor
-
-
-class _Codes(NamedTuple):
-    """|V| of every weight: the exponent and the first four bits of the mantissa, counted down from the largest.
-
-    That one has code 255, and `top` for these bits. Code 1 is nearly 16 octaves below; what is smaller has code 0.
-    """
-
-    codes: Tensor
-    top: Tensor
-
-    @classmethod
-    def of(cls, v: Tensor) -> _Codes:
-        bits = v.flatten().float().abs().view(torch.int32).bitwise_right_shift_(_DROPPED_BITS)
-        top = bits.max() if bits.numel() else bits.new_zeros(())
-        return cls(bits.sub_(top - 255).clamp_min_(0).to(torch.uint8), top)
-
-    def values(self) -> np.ndarray:
-        bits = np.arange(256, dtype=np.int32) + (int(self.top) - 255)
-        middles = ((bits << _DROPPED_BITS) + (1 << (_DROPPED_BITS - 1))).astype(np.int32).view(np.float32)
-        middles[(bits <= 0) | (np.arange(256) == 0)] = 0
-        values: np.ndarray = middles[self.codes.cpu().numpy()]
-        return values
-
-
-@dataclass
-class _Track:
-    """What is recorded of one tensor."""
-
-    kind: str
-    shape: tuple[int, ...]
-    groups: int
-    changes: list[bytes] = field(default_factory=list)
-    norms: list[np.ndarray] = field(default_factory=list)
-    # How the groups and the filters lie in the tensor, so that a file is enough to make masks; None: not known.
-    cut: Slices | None = None
-    filters: Slices = ROWS
-    codes: _Codes | None = None
-    # Of channel groups: which of the families of tensors that share groups, and the joint group of each filter.
-    joint: tuple[int, list[int]] | None = None
-
-    def flips(self) -> Iterator[np.ndarray]:
-        """The numbers of the groups that entered or left, at every point."""
-        return map(_decode, self.changes)
-
-    def supports(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The support at every point (one array, changing) and which groups changed there."""
-        support = np.zeros(self.groups, dtype=bool)
-        for flips in self.flips():
-            support[flips] ^= True
-            yield support, flips
-
-    def outward(self, values: np.ndarray) -> Tensor:
-        """One value a group, as the optimizer's `support` shapes it."""
-        out = torch.from_numpy(values)
-        return out.view(self.shape) if self.kind == "weight" else out
-
-
-def _encode(flips: np.ndarray) -> bytes:
-    """Ascending numbers as deflated gaps."""
-    more, rest = np.divmod(np.diff(flips, prepend=-1) - 1, 255)
-    gaps = np.full(int(more.sum()) + rest.size, 255, dtype=np.uint8)
-    gaps[np.cumsum(more + 1) - 1] = rest
-    return zlib.compress(gaps.tobytes(), _LEVEL)
-
-
-def _decode(change: bytes) -> np.ndarray:
-    gaps = np.frombuffer(zlib.decompress(change), dtype=np.uint8)
-    ends = np.cumsum(gaps, dtype=np.int64)[gaps < 255]
-    return ends + np.arange(ends.size)
 
 
 class Path:
@@ -143,7 +68,7 @@ class Path:
 
     def __init__(self, model: nn.Module, optimizer: DessiLBI | DessiAdamW) -> None:
         self._records: list[dict[str, Any]] = []
-        self._tracks: dict[str, _Track] = {}
+        self._tracks: dict[str, Track] = {}
         self._attached: list[tuple[str, Tensor, Partition]] = []
         self._last: dict[str, Tensor] = {}
         self._optimizer: DessiLBI | DessiAdamW | None = None
@@ -155,7 +80,7 @@ class Path:
         Where `truncate` cut off the last |V| of single weights, the optimizer's take their place: it is taken to be
         where the record ends.
         """
-        names = {id(p): _clean(name) for name, p in _unwrap(model).named_parameters()}
+        names = {id(p): clean(name) for name, p in unwrap(model).named_parameters()}
         attached = []
         for p, part in optimizer.penalised():
             if id(p) not in names:
@@ -165,8 +90,8 @@ class Path:
             attached.append((names[id(p)], p, part))
         if not attached:
             raise ValueError("the optimizer penalises nothing: there is no path to record")
-        lies = filters(_unwrap(model))
-        fresh = {name: _Track(part.kind, tuple(p.shape), part.count(p.shape)) for name, p, part in attached}
+        lies = filters(unwrap(model))
+        fresh = {name: Track(part.kind, tuple(p.shape), part.count(p.shape)) for name, p, part in attached}
         if self._tracks:
             wanted = {name: (t.kind, t.shape, t.groups) for name, t in self._tracks.items()}
             given = {name: (t.kind, t.shape, t.groups) for name, t in fresh.items()}
@@ -186,7 +111,7 @@ class Path:
                 self._tracks[name].joint = (couplings.index(part.coupling), part.index.tolist())
         for name, p, part in attached:
             if self._records and part.kind == "weight" and self._tracks[name].codes is None:
-                self._tracks[name].codes = _Codes.of(whole(optimizer.dual(p)))
+                self._tracks[name].codes = Codes.of(whole(optimizer.dual(p)))
         self._attached, self._optimizer = attached, optimizer
         self._last = {
             name: (self.support(name) if self._records else torch.zeros_like(whole(optimizer.support(p)))).to(p.device)
@@ -218,11 +143,11 @@ class Path:
         for name, support, norms in found:
             flips = (support ^ self._last[name]).flatten().nonzero().flatten().cpu().numpy()
             self._last[name] = support
-            self._tracks[name].changes.append(_encode(flips))
+            self._tracks[name].changes.append(encode(flips))
             self._tracks[name].norms.append(norms.cpu().numpy())
         for name, p, part in self._attached:
             if part.kind == "weight":
-                self._tracks[name].codes = _Codes.of(whole(optimizer.dual(p)))
+                self._tracks[name].codes = Codes.of(whole(optimizer.dual(p)))
         self._records.append({**fixed, **{k: float(v) for k, v in scalars.items()}})
 
     def note(self, **scalars: float) -> None:
@@ -327,7 +252,7 @@ class Path:
 
         return path_figure(self, along)
 
-    def _track(self, name: str) -> _Track:
+    def _track(self, name: str) -> Track:
         if name not in self._tracks:
             raise ValueError(f"no tensor {name!r} in this path; it has {', '.join(self._tracks)}")
         return self._tracks[name]
@@ -343,17 +268,8 @@ class Path:
         """Write the record: safetensors with a JSON header, replacing an old file only when all is on disk."""
         arrays: dict[str, np.ndarray] = {}
         for i, track in enumerate(self._tracks.values()):
-            arrays[f"{i}.changes"] = np.frombuffer(b"".join(track.changes), dtype=np.uint8)
-            arrays[f"{i}.lengths"] = np.array([len(c) for c in track.changes], dtype=np.int64)
-            if track.norms:
-                arrays[f"{i}.norms"] = np.stack(track.norms)
-            if track.codes is not None:
-                arrays[f"{i}.codes"] = np.frombuffer(_deflate(track.codes.codes), dtype=np.uint8)
-        tensors = [
-            {"name": name, "kind": t.kind, "shape": t.shape, "groups": t.groups, "cut": _described(t.cut),
-             "filters": _described(t.filters), "joint": t.joint, "top": None if t.codes is None else int(t.codes.top)}
-            for name, t in self._tracks.items()
-        ]  # fmt: skip
+            arrays |= {f"{i}.{key}": array for key, array in track.arrays().items()}
+        tensors = [{"name": name, **track.described()} for name, track in self._tracks.items()]
         files.save_arrays(file, "path", _VERSION, arrays, {"points": self._records, "tensors": tensors})
 
     @classmethod
@@ -364,44 +280,10 @@ class Path:
         path._attached, path._last, path._optimizer = [], {}, None
         try:
             path._records = header["points"]
-            path._tracks = {t["name"]: _track(t, i, arrays) for i, t in enumerate(header["tensors"])}
+            path._tracks = {t["name"]: Track.of(t, i, arrays) for i, t in enumerate(header["tensors"])}
         except (zlib.error, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(file)}: damaged path file ({error})") from None
         return path
-
-
-def _track(described: dict[str, Any], i: int, arrays: dict[str, np.ndarray]) -> _Track:
-    """A tensor's record out of a file."""
-    groups, lengths = described["groups"], arrays[f"{i}.lengths"]
-    data, ends = arrays[f"{i}.changes"].tobytes(), np.cumsum(lengths)
-    changes = [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
-    track = _Track(described["kind"], tuple(described["shape"]), groups, changes, list(arrays.get(f"{i}.norms", ())))
-    if "filters" in described:
-        track.cut, track.filters = _slices(described["cut"]), _slices(described["filters"]) or ROWS
-        if track.cut is not None and track.cut.count(track.shape) != groups:
-            raise ValueError(f"{described['name']} has {groups} groups, not {track.cut.count(track.shape)}")
-    if described.get("joint") is not None:
-        family, numbers = described["joint"]
-        if len(numbers) != groups:
-            raise ValueError(f"{described['name']} has {len(numbers)} joint groups for {groups} filters")
-        track.joint = (int(family), [int(n) for n in numbers])
-    if described.get("top") is not None:
-        codes = np.frombuffer(zlib.decompress(arrays[f"{i}.codes"].tobytes()), dtype=np.uint8)
-        if codes.size != groups or not 0 <= described["top"] < 1 << (31 - _DROPPED_BITS):
-            raise ValueError(f"{described['name']} has {codes.size} magnitudes up to {described['top']}")
-        track.codes = _Codes(torch.from_numpy(codes.copy()), torch.tensor(described["top"], dtype=torch.int32))
-    for flips in track.flips():
-        if flips.size and flips[-1] >= groups:
-            raise ValueError(f"{described['name']} has no group {flips[-1]}")
-    return track
-
-
-def _described(slices: Slices | None) -> list[Any] | None:
-    return None if slices is None else [list(slices.axes), slices.fold]
-
-
-def _slices(described: list[Any] | None) -> Slices | None:
-    return None if described is None else Slices(tuple(described[0]), described[1])
 
 
 def early_points(steps: int, count: int = 5) -> list[int]:
@@ -409,42 +291,6 @@ def early_points(steps: int, count: int = 5) -> list[int]:
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     return sorted({round(steps ** (i / count)) for i in range(count)} - {steps})
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside torch.compile and DistributedDataParallel."""
-    while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or hasattr(model, "_orig_mod"):
-        inner: nn.Module = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
-        model = inner
-    return model
-
-
-def _clean(name: str) -> str:
-    """A parameter's name without the traces of compiled or checkpointed submodules."""
-    return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.)", "", name).lstrip(".")
-
-
-def cut(part: Partition) -> Slices | None:
-    """How the groups of a tensor lie in it, if they are slices."""
-    lie = part.filters if isinstance(part, Channels) else part
-    return lie if isinstance(lie, Slices) else None
-
-
-def filters(model: nn.Module) -> dict[int, Slices]:
-    """How filters lie in the weights (by their id) of transposed convolutions; in all others along the first axis."""
-    return {
-        id(p): transposed_filters(module.groups)
-        for module in model.modules()
-        if isinstance(module, nn.modules.conv._ConvTransposeNd)
-        for name, p in module.named_parameters(recurse=False)
-        if name == "weight"
-    }
-
-
-def _deflate(codes: Tensor) -> bytes:
-    # What is one byte like the other, in whatever order, has no repetitions to look for.
-    deflate = zlib.compressobj(_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY)
-    return deflate.compress(codes.cpu().numpy().tobytes()) + deflate.flush()
 
 
 def _coupled_norms(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dessilbi.groups import Slices
 from dessilbi.masks import elementwise, is_mask
-from dessilbi.path import NEVER, ROWS, Path
+from dessilbi.path import NEVER, Path
+from dessilbi.track import ROWS
 
 
 @dataclass

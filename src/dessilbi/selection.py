@@ -19,8 +19,10 @@ from dessilbi import files, sharding
 from dessilbi.enforcement import MaskHandle
 from dessilbi.masks import elementwise, following_norms, is_mask, shard, writers_of
 from dessilbi.optim import DessiAdamW, DessiLBI
-from dessilbi.path import ROWS, Path, _clean, _unwrap, cut, filters
+from dessilbi.path import Path
 from dessilbi.ranking import Candidate, Ranking, together
+from dessilbi.track import ROWS, cut, filters
+from dessilbi.wrappers import clean, unwrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +77,7 @@ class Selection(Mapping[str, Tensor]):
     def of(cls, model: nn.Module, optimizer: DessiLBI | DessiAdamW) -> Selection:
         """The support of Γ now. Of sharded parameters all processes must ask: the masks are whole."""
         inner = _inner(model)
-        names, lies = {id(p): _clean(name) for name, p in inner.named_parameters()}, filters(inner)
+        names, lies = {id(p): clean(name) for name, p in inner.named_parameters()}, filters(inner)
         masks = {}
         for p, part in optimizer.penalised():
             if id(p) not in names:
@@ -149,8 +151,8 @@ class Selection(Mapping[str, Tensor]):
         normalisation is left alone, and the channel is then a constant, not absent.
         """
         inner = _inner(model)
-        named = {_clean(name): p for name, p in inner.named_parameters(remove_duplicate=False)}
-        names = {id(p): _clean(name) for name, p in inner.named_parameters()}
+        named = {clean(name): p for name, p in inner.named_parameters(remove_duplicate=False)}
+        names = {id(p): clean(name) for name, p in inner.named_parameters()}
         writers, norms, lies = writers_of(inner), following_norms(inner), filters(inner)
         found: dict[str, Tensor] = {}
 
@@ -396,7 +398,7 @@ def _unpack(packed: np.ndarray, shape: list[int]) -> Tensor:
 
 def _inner(model: nn.Module) -> nn.Module:
     """The user's module, with its parameters in their places: FSDP2 leaves those of the root gathered after a pass."""
-    model = _unwrap(model)
+    model = unwrap(model)
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for module in model.modules() if fsdp is not None else ():
         if isinstance(module, fsdp.FSDPModule):
@@ -405,7 +407,7 @@ def _inner(model: nn.Module) -> nn.Module:
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
-    return {_clean(name): p for name, p in _inner(model).named_parameters()}
+    return {clean(name): p for name, p in _inner(model).named_parameters()}
 
 
 def _some(named: Mapping[str, Tensor]) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dessilbi import files
 from dessilbi.files import array, tensor
-from dessilbi.path import _clean, _unwrap
 from dessilbi.selection import Selection
+from dessilbi.wrappers import clean, unwrap
 
 _VERSION = 1
 
@@ -48,7 +48,7 @@ class Ticket:
             mask = selection.get(name)
             if mask is not None and mask.shape == value.shape:
                 value.masked_fill_(~mask.cpu(), 0)
-            self.weights[_clean(name)] = value
+            self.weights[clean(name)] = value
         missing = [name for name in selection if name not in self.weights]
         if missing:
             raise ValueError(f"the weights lack {missing[0]}, which the selection speaks of")
@@ -64,8 +64,8 @@ class Ticket:
         has them, and if its number of classes differs, as many of them in proportion are kept, at places drawn with
         `seed`. Everything else is taken over, and must have the same shape.
         """
-        inner = _unwrap(model)
-        there = {_clean(name): value for name, value in inner.state_dict().items()}
+        inner = unwrap(model)
+        there = {clean(name): value for name, value in inner.state_dict().items()}
         fresh = set() if _classes(data) == _classes(self.facts["data"]) else _head(inner)
         for name, value in self.weights.items():
             if name not in there:
@@ -141,7 +141,7 @@ def _head(model: nn.Module) -> set[str]:
     if not layers:
         raise ValueError("the network has no convolution or linear layer: its output layer cannot be told")
     name, module = layers[-1]
-    return {_clean(f"{name}.{part}".lstrip(".")) for part in module.state_dict()}
+    return {clean(f"{name}.{part}".lstrip(".")) for part in module.state_dict()}
 
 
 def _drawn(mask: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:

@@ -26,9 +26,9 @@ from dessilbi.baselines.penalty import Penalty
 from dessilbi.baselines.tensors import Excluded, selection
 from dessilbi.groups import Elements
 from dessilbi.masks import following_norms
-from dessilbi.path import _clean, _unwrap
 from dessilbi.roles import excluded
 from dessilbi.selection import Selection
+from dessilbi.wrappers import clean, unwrap
 
 
 class Slimming(Penalty):
@@ -62,7 +62,7 @@ def slim(model: nn.Module, keep: float, *, exclude: Excluded = ()) -> Selection:
 
 def _scales(model: nn.Module, exclude: Excluded) -> dict[str, Tensor]:
     """The scales of the normalisations that follow a layer, by the name of that layer's weight."""
-    inner = _unwrap(model)
+    inner = unwrap(model)
     norms, left_out = following_norms(inner), excluded(inner, exclude)
     found: dict[str, Tensor] = {}
     for name, module in inner.named_modules():
@@ -70,7 +70,7 @@ def _scales(model: nn.Module, exclude: Excluded) -> dict[str, Tensor]:
         if norm is None or {id(module.weight), id(norm.weight)} & left_out:
             continue
         assert isinstance(norm.weight, Tensor)
-        found[_clean(f"{name}.weight")] = norm.weight
+        found[clean(f"{name}.weight")] = norm.weight
     if not found:
         raise ValueError(
             "no layer of the model is followed by a normalisation with a scale that is not excluded: there are no "

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from dessilbi.baselines.allocation import allocate
 from dessilbi.baselines.tensors import Excluded, partitioned, selection, size
-from dessilbi.path import _unwrap
 from dessilbi.selection import Selection
+from dessilbi.wrappers import unwrap
 
 
 def snip(
@@ -49,7 +49,7 @@ def snip(
         raise ValueError(f"batch must be a whole number ≥ 1, got {batch!r}")
     found = partitioned(model, conv, linear, exclude)
     params = [p for p, _ in found.values()]
-    inner, chunks, device = _unwrap(model), -(-len(images) // batch), params[0].device
+    inner, chunks, device = unwrap(model), -(-len(images) // batch), params[0].device
     sums = [torch.zeros_like(p, requires_grad=False) for p in params]
     with _as_it_was(inner), torch.enable_grad():
         inner.train()

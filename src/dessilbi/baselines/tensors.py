@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dessilbi.groups import Partition, Slices, entry, partition
-from dessilbi.path import _clean, _unwrap
 from dessilbi.roles import param_groups
 from dessilbi.selection import Selection
+from dessilbi.wrappers import clean, unwrap
 
 _LEVELS = ("weight", "filter", "neuron", None)
 
@@ -30,7 +30,7 @@ def partitioned(
     for argument, kind in (("conv", conv), ("linear", linear)):
         if kind not in _LEVELS:
             raise ValueError(f"{argument} must be 'weight', 'filter', 'neuron' or None, got {kind!r}")
-    inner = _unwrap(model)
+    inner = unwrap(model)
     parts = {
         id(p): partition(entry(group["group"], i), p.shape)
         for group in param_groups(inner, conv, linear, exclude)
@@ -40,7 +40,7 @@ def partitioned(
     for name, p in inner.named_parameters():
         part = parts.get(id(p))
         if part is not None:
-            found[_clean(name)] = (p, part)
+            found[clean(name)] = (p, part)
     if not found:
         raise ValueError(
             f"nothing to prune: with conv={conv!r}, linear={linear!r} and exclude={exclude!r} no trainable weight of "

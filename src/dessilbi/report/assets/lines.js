@@ -63,7 +63,7 @@ function layerCard(view, layer) {
   const kept = el("output", { class: "kept", "aria-live": "off" });
   const plots = NORMS.map(([which, symbol]) => new Chart({
     label: `${letter(symbol)} of ${layer.name} along the path: ${single ? "quantiles of all weights" : `${layer.groups} lines, one a group`}`,
-    height: 128,
+    height: 122,
     x: view.x,
     series: [{ label: symbol, values: new Array(n).fill(null), hidden: true }],
     y: { range: () => [0, (single ? view.fanTop(layer, which) : layer.tops[which]) * 1.04 || 1] },

@@ -30,7 +30,7 @@ function keepBars(view) {
 
 // The selected network inside the dense one: a column a layer, as high as the layer is wide.
 function widths(title, layers, options, at) {
-  const count = layers.length, step = Math.max(13, Math.min(46, 640 / count)), high = 150, foot = 74;
+  const count = layers.length, step = Math.max(13, Math.min(64, 640 / count)), high = 150, foot = 74;
   const most = Math.max(...layers.map(l => l.width), 1), width = Math.ceil(count * step) + 8;
   const marks = [];
   const root = svg("svg", { class: "widths", viewBox: `0 0 ${width} ${high + foot}`, width, height: high + foot, role: "img", "aria-label": title });
@@ -90,7 +90,7 @@ function quantilesAt(layer, which, k, points, levels) {
 
 // How a norm is distributed in every layer: 5, 25, 50, 75 and 95 %. `lam(k)` draws the threshold.
 function boxes(title, { run, points, quantiles, note, which, id, k, lam }) {
-  const layers = run.layers, count = layers.length, step = Math.max(13, Math.min(46, 640 / count));
+  const layers = run.layers, count = layers.length, step = Math.max(13, Math.min(64, 640 / count));
   const high = 160, foot = 74, left = 44, width = left + Math.ceil(count * step) + 8;
   const root = svg("svg", { class: "boxes", viewBox: `0 0 ${width} ${high + foot}`, width, height: high + foot, role: "img", "aria-label": title });
   const ready = () => Promise.all(layers.map(l => unpack(l, points, quantiles.length)));
@@ -151,6 +151,6 @@ function boxes(title, { run, points, quantiles, note, which, id, k, lam }) {
 // Round numbers from zero to the top.
 function roundNumbers(top) {
   const raw = top / 4, unit = 10 ** Math.floor(Math.log10(raw));
-  const step = unit * [1, 2, 5, 10].find(m => m * unit >= raw);
+  const step = unit * [1, 2, 2.5, 5, 10].find(m => m * unit >= raw);
   return Array.from({ length: Math.floor(top / step) + 1 }, (_, i) => i * step);
 }

@@ -13,11 +13,12 @@ The rest (the entry of each group, the support at a point) is computed from that
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -187,20 +188,20 @@ class Path:
 
     def kind(self, name: str) -> str:
         """The kind of groups of a tensor."""
-        return self._track(name).kind
+        return self.track(name).kind
 
     def joint(self, name: str) -> tuple[int, Tensor] | None:
         """Of groups that span tensors, the number of the family of tensors, and in it the group of each filter."""
-        joint = self._track(name).joint
+        joint = self.track(name).joint
         return None if joint is None else (joint[0], torch.tensor(joint[1]))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
-        return self._track(name).shape
+        return self.track(name).shape
 
     def entry(self, name: str) -> Tensor:
         """For every group the index of the first recorded point with it in the support; `NEVER` if there is none."""
-        track = self._track(name)
+        track = self.track(name)
         entry = np.full(track.groups, NEVER, dtype=np.int32)
         for index, (support, flips) in enumerate(track.supports()):
             entered = flips[support[flips]]
@@ -209,7 +210,7 @@ class Path:
 
     def support(self, name: str, at: int = -1) -> Tensor:
         """The support at a recorded point (an index into `points`): bool, shaped as the optimizer's."""
-        track, index = self._track(name), self._index(at)
+        track, index = self.track(name), self.index(at)
         support = np.zeros(track.groups, dtype=bool)
         for flips in itertools.islice(track.flips(), index + 1):
             support[flips] ^= True
@@ -217,7 +218,7 @@ class Path:
 
     def norms(self, name: str) -> Norms:
         """‖W_g‖, ‖V_g‖ and ‖Γ_g‖ at every point; at the weight level their `QUANTILES`."""
-        track = self._track(name)
+        track = self.track(name)
         width = len(QUANTILES) if track.kind == "weight" else track.groups
         stacked = np.stack(track.norms) if track.norms else np.zeros((0, 3, width), dtype=np.float32)
         return Norms(*(torch.from_numpy(np.ascontiguousarray(stacked[:, i])) for i in range(3)))
@@ -229,7 +230,7 @@ class Path:
         returned for every `at`, and zeros if they were cut off by `truncate` (and not found again by `attach`), or the
         file is older than they are.
         """
-        track, index = self._track(name), self._index(at)
+        track, index = self.track(name), self.index(at)
         if track.kind != "weight":
             return torch.from_numpy(track.norms[index][1].copy())
         values = np.zeros(track.groups, dtype=np.float32) if track.codes is None else track.codes.values()
@@ -237,7 +238,7 @@ class Path:
 
     def keep(self, name: str | None = None) -> Tensor:
         """The fraction of groups in the support at every point, of one tensor or of all together."""
-        tracks = list(self._tracks.values()) if name is None else [self._track(name)]
+        tracks = list(self._tracks.values()) if name is None else [self.track(name)]
         counts = [[int(support.sum()) for support, _ in t.supports()] for t in tracks]
         total = sum(t.groups for t in tracks)
         return torch.tensor(counts, dtype=torch.float64).view(len(tracks), len(self)).sum(0) / max(1, total)
@@ -252,12 +253,21 @@ class Path:
 
         return path_figure(self, along)
 
-    def _track(self, name: str) -> Track:
+    def without(self, names: Iterable[str]) -> Path:
+        """The path of the other tensors, to read from."""
+        left = copy.copy(self)
+        left._attached, left._optimizer, gone = [], None, set(names)
+        left._tracks = {name: track for name, track in self._tracks.items() if name not in gone}
+        return left
+
+    def track(self, name: str) -> Track:
+        """What is recorded of a tensor."""
         if name not in self._tracks:
             raise ValueError(f"no tensor {name!r} in this path; it has {', '.join(self._tracks)}")
         return self._tracks[name]
 
-    def _index(self, at: int) -> int:
+    def index(self, at: int) -> int:
+        """The number of a recorded point, counted from the first."""
         if not -len(self) <= at < len(self):
             raise ValueError(f"at={at} is outside this path of {len(self)} points")
         return at % len(self)

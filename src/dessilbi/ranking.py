@@ -29,7 +29,7 @@ class Candidate:
 
     @classmethod
     def of(cls, path: Path, name: str, index: int, level: str | None) -> Candidate:
-        track = path._track(name)
+        track = path.track(name)
         entry, magnitude = path.entry(name).flatten(), path.magnitude(name, index).flatten()
         support = path.support(name, index).flatten()
         entry[(entry == NEVER) | (entry > index)] = torch.iinfo(entry.dtype).max

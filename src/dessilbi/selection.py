@@ -306,7 +306,7 @@ def select(
     targets = {"keep": keep, "params": params, "macs": macs, "latency": latency}
     given = {name: value for name, value in targets.items() if value is not None}
     _check(given, max_prune, min_keep, level, cost)
-    index = path._index(at)
+    index = path.index(at)
     candidates = [Candidate.of(path, name, index, level) for name in path.names]
     for c in candidates:
         least = 0 if level == "layer" or c.whole else min_keep

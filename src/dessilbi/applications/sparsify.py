@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from dessilbi import files, models
 from dessilbi.applications.moment import Moment
 from dessilbi.applications.schedules import finetuning, retraining
-from dessilbi.path import Path
 from dessilbi.selection import Selection, select
 from dessilbi.surgery import Profile, complete, profile, save_shrunk
 from dessilbi.surgery.graph import FIXED, Graph
@@ -116,7 +115,7 @@ def prune(
     path, epoch = moment.path, moment.epoch
     whole = profile(dense, bench.example)
     if level != "weight":
-        path = _without(path, _heads(dense, bench.example))
+        path = path.without(_heads(dense, bench.example))
     budgets = _budgets(whole, params=params, macs=macs, latency=latency)
     sel = select(path, -1, keep=keep, **budgets, max_prune=max_prune, min_keep=min_keep, level=level, cost=whole)
     sel = complete(dense, sel, bench.example)
@@ -201,13 +200,6 @@ def _heads(model: nn.Module, example: Tensor) -> set[str]:
     graph = Graph.of(model, example)
     return {name for (name, axis), atoms in graph.axes.items()
             if axis == 0 and len(graph.shapes[name]) > 1 and bool((graph.classes[atoms] == FIXED).all())}  # fmt: skip
-
-
-def _without(path: Path, names: set[str]) -> Path:
-    """The path of the other tensors."""
-    left = copy.copy(path)
-    left._tracks = {name: track for name, track in path._tracks.items() if name not in names}
-    return left
 
 
 def _budgets(whole: Profile, **given: Budget | None) -> dict[str, float | None]:

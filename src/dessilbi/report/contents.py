@@ -127,7 +127,7 @@ def _live(path: Path, name: str) -> tuple[list[int], list[int]]:
     shape = path.shape(name)
     row = math.prod(shape[1:])
     counts, kept, wide = np.zeros(shape[0], dtype=np.int64), [], []
-    for support, flips in path._track(name).supports():
+    for support, flips in path.track(name).supports():
         counts += np.bincount(flips // row, weights=2.0 * support[flips] - 1, minlength=shape[0]).astype(np.int64)
         kept.append(int(counts.sum()))
         wide.append(int((counts > 0).sum()))
@@ -142,7 +142,7 @@ def widths_of(path: Path, name: str) -> tuple[int, int]:
 
 def history(path: Path, name: str) -> np.ndarray:
     """The support of a tensor's groups at every point: (points, groups) bool."""
-    track = path._track(name)
+    track = path.track(name)
     supports = [support.copy() for support, _ in track.supports()]
     return np.stack(supports) if supports else np.zeros((0, track.groups), dtype=bool)
 

@@ -21,12 +21,13 @@ _FACTORS = ("mul", "multiply", "div", "true_divide", "divide")
 
 
 class Insertion:
-    """A parameter, or a tensor that goes with it, with the new entries put in: the inverse of a :class:`Cut`.
+    """A tensor that goes with a parameter (momentum, V, a mask) with the new entries put in: the inverse of a
+    :class:`Cut`. New entries of numbers are zero, those of masks true.
 
     Args:
         cut: what of the wider parameter are the old entries.
         like: the wider parameter, for its shape and layout in memory.
-        fill: what the new entries are.
+        fill: what the new entries of the parameter itself start from, where that is a constant.
     """
 
     def __init__(self, cut: Cut, like: Tensor, fill: float = 0.0) -> None:
@@ -34,7 +35,7 @@ class Insertion:
         self.old = cut.size
 
     def __call__(self, t: Tensor) -> Tensor:
-        cut, fill = self.cut, True if t.dtype == torch.bool else self.fill
+        cut, fill = self.cut, t.dtype == torch.bool
         if t.shape == self.old:
             whole = torch.full_like(self.like, fill, dtype=t.dtype, requires_grad=False)
             return self.into(whole, t)

@@ -184,18 +184,19 @@ class _State:
     def _choose(self) -> None:
         """The features in play: selected ones, and those that would enter within the batch as they move now."""
         p = len(self.z)
-        if len(self.index) == p:
-            needed = np.ones(p, dtype=bool)
-        else:
-            alpha = self.fixed or (STEP / (self.kappa * self.norm) if self.norm else 0.0)
-            soon = self.z + self.batch * alpha * self.velocity
-            close = np.maximum(self.penalty.norms(self.z), self.penalty.norms(soon)) > 1 - 1e-6
-            needed = self.penalty.rows(close)
-            kept = np.zeros(p, dtype=bool)
-            kept[self.index] = True
-            if not (needed & ~kept).any() and self.local is not None and len(self.index) < 1.25 * needed.sum() + 8:
-                return
-        everything = p <= 64 or 4 * needed.sum() > p
+        alpha = self.fixed or (STEP / (self.kappa * self.norm) if self.norm else 0.0)
+        ahead, needed = self.batch * alpha, self._close(0.0)
+        # While few are selected the steps are long: not all that would enter in a batch of them is worth taking along.
+        soon, most = self._close(ahead), 2 * needed.sum() + 32
+        while soon.sum() > most and ahead > alpha:
+            ahead /= 2
+            soon = self._close(ahead)
+        needed |= soon
+        kept = np.zeros(p, dtype=bool)
+        kept[self.index] = True
+        if not (needed & ~kept).any() and self.local is not None and len(self.index) < 1.25 * needed.sum() + 8:
+            return
+        everything = p <= 64 or 2 * needed.sum() > p
         index = np.arange(p) if everything else np.flatnonzero(needed)
         if self.local is not None and np.array_equal(index, self.index):
             return
@@ -206,6 +207,11 @@ class _State:
             self.norm, self.vector[index] = largest(self.local.curve, self.vector[index], precision=1e-2)
             if self.problem.moves:
                 self.norm = max(self.norm, self.problem.loss.curvature)
+
+    def _close(self, ahead: float) -> Array:
+        """The features that are selected, or would be after some time of moving as they move now."""
+        z = self.z + ahead * self.velocity if ahead else self.z
+        return self.penalty.rows(self.penalty.norms(z) > 1 - 1e-6)
 
 
 def positive(name: str, value: Any) -> float:

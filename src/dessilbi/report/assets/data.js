@@ -39,12 +39,12 @@ async function decodeSupports(text, groups, points) {
 // Unpack a layer once: `layer.w`, `layer.v`, `layer.gamma` and, where there are groups, `layer.support`, `layer.entry`.
 function unpack(layer, points, quantiles) {
   layer.ready ??= (async () => {
-    const width = layer.kind === "weight" ? quantiles : layer.groups;
+    const count = layer.kind === "weight" ? quantiles : layer.groups;
     const [w, v, gamma, support] = await Promise.all([
-      ...["w", "v", "gamma"].map(n => decodeNorms(layer.norms[n], layer.tops[n], width, points)),
+      ...["w", "v", "gamma"].map(n => decodeNorms(layer.norms[n], layer.tops[n], count, points)),
       layer.supports ? decodeSupports(layer.supports, layer.groups, points) : null,
     ]);
-    Object.assign(layer, { w, v, gamma, support, width, norms: null, supports: null });
+    Object.assign(layer, { w, v, gamma, support, norms: null, supports: null });
     if (support) {
       layer.entry = Int32Array.from({ length: layer.groups }, (_, g) =>
         support.subarray(g * points, (g + 1) * points).indexOf(1));

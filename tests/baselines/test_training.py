@@ -138,12 +138,12 @@ import os, torch
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 from dessilbi.training import Config, loop
-kept, before = [], loop._Session.go
+kept, before = [], loop._Loop.go
 def go(self):
     summary = before(self)
     kept.append({{name: p.detach().clone() for name, p in self.model.named_parameters()}})
     return summary
-loop._Session.go = go
+loop._Loop.go = go
 for name, config in { ({name: config.to_dict() for name, config in configs.items()})!r}.items():
     config, folder = Config.from_dict(config), {str(tmp_path)!r} + "/two-" + name
     loop.train(config, folder, until=1)

@@ -27,13 +27,13 @@ import os, torch
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 from dessilbi.training import Config, loop
-before = loop._Session.go
+before = loop._Loop.go
 def go(self):
     summary = before(self)
     duals = [loop.sharding.full(self.ours.dual(p)) for p, _ in self.ours.penalised()]
     torch.save(duals, {str(folder)!r} + ".v" + os.environ["RANK"])
     return summary
-loop._Session.go = go
+loop._Loop.go = go
 config = Config.from_dict({config.to_dict()!r})
 loop.train(config.replace(epochs=1), {str(folder)!r})
 loop.train(config, {str(folder)!r}, resume=True)

@@ -24,7 +24,7 @@ from dessilbi.applications.bench import Bench, Found, Note
 from dessilbi.applications.methods import Method
 from dessilbi.training.config import Config, differences
 from dessilbi.training.environment import commit
-from dessilbi.training.loop import TrainingDiverged
+from dessilbi.training.session import TrainingDiverged
 
 _VERSION = 1
 _GRID = "comparison.json"
@@ -91,7 +91,7 @@ class Grid:
         if not self.search.ours:
             raise ValueError(f"optimizer={self.search.optimizer!r} leaves no path: search with 'dessilbi'")
         for at in (Method.parse(name) for name in self.methods):
-            limit = self.search.epochs if at.kind != "magnitude" else self.epochs
+            limit = self.epochs if at.kind in ("magnitude", "iterative") else self.search.epochs
             if at.at is not None and at.at > limit:
                 raise ValueError(f"{at.kind}@{at.at}: its run has only {limit} epochs")
             if at.kind == "transferred" and self.source is None:

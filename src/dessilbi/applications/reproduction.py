@@ -30,8 +30,9 @@ from dessilbi.selection import Selection
 from dessilbi.training.config import Config
 from dessilbi.training.distribution import World, find_device
 from dessilbi.training.environment import facts
-from dessilbi.training.loop import TrainingDiverged, train
+from dessilbi.training.loop import train
 from dessilbi.training.run import Run
+from dessilbi.training.session import TrainingDiverged
 
 # What an environment says about a run that its row repeats.
 _FACTS = ("command", "device", "processes", "threads", "dessilbi", "python", "torch", "numpy", "cuda", "platform",

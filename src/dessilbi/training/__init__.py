@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dessilbi.training.config import Config, differences
-    from dessilbi.training.loop import TrainingDiverged, train
+    from dessilbi.training.loop import train
     from dessilbi.training.run import Run
+    from dessilbi.training.session import TrainingDiverged
 
 __all__ = ["Config", "Run", "TrainingDiverged", "differences", "train"]
 
@@ -22,7 +23,7 @@ _HOMES = {
     "Config": "config",
     "differences": "config",
     "Run": "run",
-    "TrainingDiverged": "loop",
+    "TrainingDiverged": "session",
     "train": "loop",
 }
 

@@ -196,7 +196,9 @@ class Reproduction:
         run = self._trained(step, task.seed)
         last = run.metrics()[-1]
         row = {"accuracy": last["dense"], "epochs": last["epoch"], "seconds": _seconds(run)}
-        return [row | {name: last[name] for name in ("sparse", "keep") if name in last}], run
+        # `keep` would be that of a comparison's cell.
+        found = {"sparse": last.get("sparse"), "support": last.get("keep")}
+        return [row | {name: value for name, value in found.items() if value is not None}], run
 
     def _grow(self, step: Step, task: Task) -> tuple[list[Row], Run]:
         run = self._trained(step, task.seed)

@@ -27,7 +27,7 @@ SEARCH = SMALL.replace(conv="weight", keep=None, lam=0.02, schedule="constant", 
 STEPS = math.ceil(len(read("digits", split="train").labels) / 128)  # of an epoch
 MACS = 6 * 3 * 3 * 9 + 54 * 10  # of tests.training.nets.tiny on 8 x 8 pixels
 METHODS = ("dense", "dessilbi@2", "dessilbi", "random-like@2", "magnitude", "magnitude-lamp@1", "iterative-uniform",
-           "snip", "random", "gradual")  # fmt: skip
+           "iterative@2", "snip", "random", "gradual")  # fmt: skip
 
 
 def cell_of(comparison: Comparison, method: str, keep: float = 0.3, seed: int = 0) -> dict[str, Any]:
@@ -100,6 +100,24 @@ def test_iterative_rounds_are_nested_and_uniform(done: Comparison) -> None:
     assert all(not (mask & ~before[name]).any() for name, mask in last.items())
 
 
+def test_rounds_may_end_early(done: Comparison) -> None:
+    """Every round selects from the weights that its training has at the end of that epoch, by hand: the largest."""
+    folder, rungs = done.folder / "seed-0" / "iterative-global@2", ("0.8", "0.64", "0.512", "0.4096", "0.32768")
+    weights = Run.open(done.folder / "seed-0" / "dense").at_epoch(2)["model"]
+    start = Run.open(done.folder / "seed-0" / "dense").at_epoch(1)["model"]
+    for rung in rungs:
+        ticket = tickets.load(folder / rung)
+        flat = torch.cat([weights[name].abs().flatten() for name in ticket.selection])
+        mask = torch.cat([mask.flatten() for mask in ticket.selection.values()])
+        assert int(mask.sum()) == int(float(rung) * len(flat) + 1e-6)
+        assert flat[mask].min() >= flat[~mask].max()
+        assert torch.equal(ticket.weights["5.bias"], start["5.bias"])
+        run = Run.open(folder / rung)
+        assert (run.status, len(run.metrics())) == ("paused", 2)
+        weights = weights_of(run)
+    assert cell_of(done, "iterative@2")["at"] == 2
+
+
 def test_random_tickets_have_the_densities_of_ours_and_differ(done: Comparison) -> None:
     ours = selection_of(done, "dessilbi@2")
     first, second = (selection_of(done, "random-like@2", repeat=f"-{i}") for i in (0, 1))
@@ -126,6 +144,7 @@ def test_costs(done: Comparison) -> None:
         "magnitude": 3 * STEPS,
         "magnitude-lamp@1": STEPS,
         "iterative-uniform": 3 * STEPS * rounds,  # a dense training, and one for each round but the last
+        "iterative@2": 2 * STEPS * rounds,
         "snip": STEPS,  # a batch or eight, and the epoch to rewind to
         "random": STEPS,
         "gradual": 3 * STEPS,
@@ -288,6 +307,7 @@ def test_what_goes_wrong_is_said_and_the_rest_is_done(tmp_path: Path) -> None:
         ({"methods": ("slimming-erk",)}, r"slimming decides by itself what each layer gets"),
         ({"methods": ("dessilbi@0",)}, r"after @ comes an epoch, counted from 1"),
         ({"methods": ("dessilbi@9",)}, r"dessilbi@9: its run has only 4 epochs"),
+        ({"methods": ("iterative@4",)}, r"iterative@4: its run has only 3 epochs"),
         ({"methods": ("transferred",)}, r"needs a source"),
         ({"keeps": (1.5,)}, r"keep=1.5: must be a fraction in \(0, 1\)"),
         ({"rewind": 4}, r"rewind=4: must be an epoch of the search and of dense training, from 0 to 3"),

@@ -106,11 +106,11 @@ class Bench:
         """DessiLBI up to the epoch at which the selection of this fraction has settled."""
         return self.run(f"dessilbi-settled-{keep:g}", self.search_config.replace(settle_keep=keep))
 
-    def train(self, name: str, ticket: Ticket) -> Run:
-        """A ticket, trained to the end; with `rewind` None, fine-tuned."""
+    def train(self, name: str, ticket: Ticket, until: int | None = None) -> Run:
+        """A ticket, trained up to an epoch or to the end; with `rewind` None, fine-tuned."""
         config = finetuning(self.search_config, self.epochs) if self.rewind is None else self.training_config
         config = config.replace(ticket="ticket.safetensors")
-        return self.run(name, config, write=lambda made: ticket.save(made.ticket_file))
+        return self.run(name, config, until, lambda made: ticket.save(made.ticket_file))
 
     def run(
         self, name: str, config: Config, until: int | None = None, write: Callable[[Run], object] | None = None
@@ -122,12 +122,12 @@ class Bench:
         from filelock import FileLock
 
         if config.ticket is None:
+            if until is not None:
+                # Tickets that were found before go back to there all the same.
+                until = max(until, self.rewind or 0, 1)
             kept = {0, *self.points, *(() if self.rewind is None else (self.rewind,))}
             config = config.replace(keep_epochs=tuple(sorted(epoch for epoch in kept if epoch <= config.epochs)))
         config = config.replace(keep_checkpoints=1)
-        if until is not None:
-            # Tickets that were found before go back to there all the same.
-            until = max(until, self.rewind or 0, 1)
         folder = self.folder / name
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f".{folder.name}.lock")):

@@ -1,7 +1,8 @@
 """The methods of a comparison, by name: each finds a selection at a bench; the training of what is left is shared.
 
 A name may go on with an allocation (how much each layer gets, see :mod:`dessilbi.baselines.allocation`) and with an
-epoch (when the selection is made): ``dessilbi@5``, ``magnitude-lamp``, ``magnitude-lamp@5``, ``iterative-erk``.
+epoch (when the selection is made, in every round of iterative pruning): ``dessilbi@5``, ``magnitude-lamp``,
+``magnitude-lamp@5``, ``iterative-erk``.
 """
 
 from __future__ import annotations
@@ -106,22 +107,23 @@ def _magnitude(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
 
 
 def _iterative(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
+    """Rounds that end early are trainings on the same schedule, left at that epoch."""
     allocation = method.allocation or "global"
-    run = dense = bench.dense()
-    steps = _steps(run)
+    run = dense = bench.dense(method.at)
+    steps = _steps(run, method.at)
 
     def train(left: Selection | None) -> nn.Module:
         nonlocal run, steps
         if left is not None:
-            found = Found(left, dense if bench.rewind is not None else run, _epochs(run), steps)
+            found = Found(left, dense if bench.rewind is not None else run, method.at or _epochs(run), steps)
             # By what is kept, not by the number of the round: rounds towards other fractions are the same.
-            name = f"iterative-{allocation}/{left.source['keep']:.5g}"
-            run = bench.train(name, bench.ticket(found, method="iterative"))
+            name = f"iterative-{allocation}{f'@{method.at}' if method.at else ''}/{left.source['keep']:.5g}"
+            run = bench.train(name, bench.ticket(found, method="iterative"), method.at)
             steps += _steps(run)
-        return bench.network(_weights(run))
+        return bench.network(_weights(run, method.at))
 
     *_, left = iterative(train, keep, allocation=allocation, **bench.sparse)
-    return Found(left, dense if bench.rewind is not None else run, _epochs(run), steps)
+    return Found(left, dense if bench.rewind is not None else run, method.at or _epochs(run), steps)
 
 
 # -- before training ---------------------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ KINDS: dict[str, Kind] = {
     "dense": Kind(_dense, "nothing is pruned"),
     "dessilbi": Kind(_dessilbi, "DessiLBI at an epoch, or when its selection has settled", True, True),
     "magnitude": Kind(_magnitude, "one-shot magnitude tickets", allocates=True, early=True),
-    "iterative": Kind(_iterative, "iterative magnitude tickets, 20 % a round", allocates=True),
+    "iterative": Kind(_iterative, "iterative magnitude tickets, 20 % a round", allocates=True, early=True),
     "snip": Kind(_snip, "SNIP: sensitivity at the start", allocates=True, untrained=True),
     "random": Kind(_random, "random tickets", untrained=True, chance=True),
     "random-like": Kind(_random_like, "as much of each layer as DessiLBI, at random", True, True, chance=True),

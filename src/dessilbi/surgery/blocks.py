@@ -40,13 +40,13 @@ class Block:
 
 
 def idle_blocks(flow: Flow) -> list[Block]:
-    """The modules of which nothing but the shortcut is left."""
+    """The modules of which nothing but the shortcut is left, and that the network's code can do without."""
     found: list[Block] = []
     for node in flow.graph.nodes:
         if name_of(node) != "add" or not isinstance(flow.graph.rules[node], Elementwise):
             continue
         path, _ = owner(node)
-        if not path or any(block.path == path for block in found):
+        if not path or path in flow.graph.needed or any(block.path == path for block in found):
             continue
         if any(_is_zero(flow, x, node) for x in flow.graph.inputs(node)):
             block = _block(flow, path)

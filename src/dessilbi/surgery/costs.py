@@ -45,7 +45,7 @@ class Profile:
         check_network(model)
         self._model, self._inputs = model, example_inputs
         self._graph = Graph.of(model, example_inputs)
-        self._tried = False
+        self._tried: set[fx.Node | str] = set()
         sizes = {name: p.numel() for name, p in model.named_parameters()}
         self.parameters = sum(sizes.values())
         costs = multiply_adds(self._graph, None)
@@ -96,14 +96,16 @@ class Profile:
         for name, mask in sel.masks(self._model).items():
             values[name] = values[name].detach() * mask
         plan = Plan(self._graph, values)
-        if plan.suspects() and not self._tried:
-            # Once, to learn which sizes are written into the network's code.
+        untried: set[fx.Node | str] = {*plan.suspects(), *(block.path for block in plan.blocks)}
+        untried -= self._tried
+        if untried:
+            # Once each, to learn which sizes are written into the network's code, and which modules it needs.
             work = copy.deepcopy(self._model).eval()
             with torch.no_grad():
                 for name, p in work.named_parameters():
                     p.copy_(values[name])
             plan = fit(work, self._graph, self._inputs)[1]
-            self._tried = True
+            self._tried |= untried
         return plan
 
 

@@ -76,6 +76,7 @@ class Graph:
         rigid: modules whose code checks the sizes of their own weights.
         pinned: operators that need all of their inputs.
         hard: operators whose sizes turned out to be written into the network's code: what they meet stays.
+        needed: modules that the network's code needs as they are, even where they are nothing but a shortcut.
         rewired: paddings of that kind that are a module of their own, whose output can be put in order.
         classes: for every atom, the class it belongs to (named after its smallest atom).
     """
@@ -99,6 +100,7 @@ class Graph:
     rigid: set[str] = field(default_factory=set)
     pinned: set[fx.Node] = field(default_factory=set)
     hard: set[fx.Node] = field(default_factory=set)
+    needed: set[str] = field(default_factory=set)
     rewired: set[fx.Node] = field(default_factory=set)
     _ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _count: int = 1

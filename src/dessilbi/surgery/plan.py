@@ -16,6 +16,8 @@ from dessilbi.surgery.graph import FIXED, Graph
 from dessilbi.surgery.nodes import name_of, owner, shape_of, varying
 from dessilbi.surgery.rules import Affine, Concatenation, GroupNorm, Movement
 
+_MAKING = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty")
+
 
 @dataclass
 class Cut:
@@ -314,7 +316,8 @@ class Plan:
             rule, kind = self.graph.rules[node], owner(node)[1]
             axes = rule.touched(self.graph, node)
             in_groups = isinstance(rule, Affine) and rule.groups(self.graph, node) > 1 and not kind.startswith("Conv")
-            if in_groups or (isinstance(rule, GroupNorm) and kind != "GroupNorm"):
+            of_its_own = kind == "GroupNorm" and self.graph.calls[node].get("weight") is not None
+            if in_groups or (isinstance(rule, GroupNorm) and not of_its_own):
                 axes = varying(self.graph.look(node))
             if (axes and self._loses(node)) or self.borrowed(node):
                 found.append(node)
@@ -326,18 +329,20 @@ class Plan:
 
     def borrowed(self, node: fx.Node) -> list[fx.Node]:
         """For an operator that reshapes what loses nothing, the tensors that do lose channels and that one of its sizes
-        may be read from (`b, c, h, w = x.shape`): as long along an axis, and used in the same module."""
+        may be read from (`b, c, h, w = x.shape`): as long along an axis, and used in the same module. For one that
+        makes a new tensor, all of that module: its sizes may be computed from theirs."""
         call = self.graph.calls[node]
         sizes: Any = call.get("size", call.get("shape", call.get("sizes")))
+        makes = name_of(node) in _MAKING
         reshapes = name_of(node) in ("view", "reshape", "unflatten", "expand") and isinstance(sizes, (list, tuple))
-        if not reshapes or self._loses(node):
+        if not makes and (not reshapes or self._loses(node)):
             return []
         own = [n for n in self.nodes if owner(n)[0] == owner(node)[0]]
         near = dict.fromkeys(x for n in own for x in (n, *self.graph.inputs(n)) if x not in self.graph.names)
         return [
             x for x in near
             if isinstance(x.meta.get("val"), Tensor)
-            and any(old in sizes and new != old for old, new in zip(shape_of(x), self.shape(x), strict=True))
+            and any((makes or old in sizes) and new != old for old, new in zip(shape_of(x), self.shape(x), strict=True))
         ]  # fmt: skip
 
     def warn(self, named: Iterable[str]) -> None:

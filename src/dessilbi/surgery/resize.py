@@ -39,11 +39,12 @@ def resize(model: nn.Module, plan: Plan, cuts: Mapping[str, Cut], *, adapt: bool
     numbers = _numbers(plan) if adapt else []
     for block in plan.blocks:
         model.set_submodule(block.path, block.replacement(model))
-    for path, old, new in numbers:
+    for path in {path for path, _, _ in numbers}:
         module = model.get_submodule(path)
+        changes = {old: new for where, old, new in numbers if where == path}
         for name, value in vars(module).items():
-            if type(value) is int and value == old:
-                setattr(module, name, new)
+            if type(value) is int and value in changes:
+                setattr(module, name, changes[value])
     for node in plan.nodes:
         if node in plan.graph.rewired:
             path, axis = owner(node)[0], varying(plan.graph.look(node))[0]
@@ -124,7 +125,8 @@ def _numbers(plan: Plan) -> list[tuple[str, int, int]]:
             pairs = [(rule.groups(graph, node), plan.groups(name))]
         elif isinstance(rule, GroupNorm):
             size = shape_of(node)[1] // graph.calls[node]["num_groups"]
-            pairs = [(graph.calls[node]["num_groups"], plan.shape(node)[1] // size)]
+            channels = shape_of(node)[1], plan.shape(node)[1]
+            pairs = [channels, (graph.calls[node]["num_groups"], channels[1] // size)]
         elif isinstance(rule, Movement) and name_of(node) in ("view", "reshape", "unflatten", "expand"):
             old, new = shape_of(node), plan.shape(node)
             pairs = [(old[d], new[d]) for d in rule.touched(graph, node) or ()]

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from dessilbi.selection import Selection
 from dessilbi.surgery import state
+from dessilbi.surgery.blocks import Block
 from dessilbi.surgery.graph import Graph, Inputs, call_arguments, traced
 from dessilbi.surgery.plan import Cut, Plan
 from dessilbi.surgery.resize import harden, mismatched, resize
@@ -116,8 +117,14 @@ def masked_copy(model: nn.Module, sel: Selection, example_inputs: Inputs) -> tup
 
 def fit(work: nn.Module, graph: Graph, example_inputs: Inputs) -> tuple[nn.Module, Plan]:
     """The narrower network, tried out: what its code cannot do with, stays."""
+    stand: set[str] = set()
     while True:
         plan = Plan(graph, values_of(work))
+        untried = [block for block in plan.blocks if block.path not in stand]
+        if untried and (stuck := _stuck(work, untried, example_inputs)):
+            graph.needed.update(stuck)
+            continue
+        stand.update(block.path for block in untried)
         cuts, suspects = plan.cuts(), plan.suspects()
         bad = []
         for adapt in (True, False) if suspects else (True,):
@@ -127,6 +134,21 @@ def fit(work: nn.Module, graph: Graph, example_inputs: Inputs) -> tuple[nn.Modul
             if not bad:
                 return small, plan
         harden(plan, bad)
+
+
+def _stuck(work: nn.Module, blocks: list[Block], example_inputs: Inputs) -> list[str]:
+    """The blocks that nothing can stand in for: called with more than one argument, say, or asked for attributes."""
+
+    def stands(some: list[Block]) -> bool:
+        without = copy.deepcopy(work)
+        for block in some:
+            without.set_submodule(block.path, block.replacement(without))
+        return same_outputs(work, without, example_inputs)
+
+    if stands(blocks):
+        return []
+    alone = [block.path for block in blocks if not stands([block])]
+    return alone or [block.path for block in blocks]
 
 
 def _operators(model: nn.Module, example_inputs: Inputs) -> list[fx.Node] | None:
@@ -152,7 +174,9 @@ def same_outputs(before: nn.Module, after: nn.Module, example_inputs: Inputs) ->
     expected = _tensors(before(*args, **kwargs))
     try:
         found = _tensors(after(*args, **kwargs))
-    except RuntimeError:  # sizes that do not fit one another
+    except Exception:  # sizes that do not fit one another, or whatever else the network's code runs into
+        return False
+    if len(expected) != len(found):
         return False
     for x, y in zip(expected, found, strict=True):
         if not x.is_floating_point() or not bool(x.isfinite().all()):

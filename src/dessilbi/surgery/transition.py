@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dessilbi.surgery.graph import Graph
-from dessilbi.surgery.nodes import name_of, owner, shape_of
+from dessilbi.surgery.nodes import inside, name_of, owner, shape_of
 
 _POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
@@ -52,17 +52,21 @@ def leave_out(model: nn.Module, graph: Graph, names: Iterable[str]) -> list[str]
         if len(readers) != 1 or not _on_every_way(graph, readers[0]):
             continue
         node = readers[0]
-        if any(n in graph.outputs for n in _followers(graph, node)) or name_of(node) == "embedding":
+        layer = model.get_submodule(path)
+        if not isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) or owner(node)[0] != path:
+            continue  # a weight that is used outside of a layer of its own
+        if any(n in graph.outputs for n in _followers(graph, node)):
             warnings.warn(f"layer {path!r} makes the output: it stays, although nothing of it is selected",
                           UserWarning, stacklevel=4)  # fmt: skip
             continue
-        model.set_submodule(path, _between(graph, node, model.get_submodule(path)))
+        model.set_submodule(path, _between(graph, node, layer))
         done.append(path)
         following = [n for n in graph.nodes if node in graph.inputs(n)]
         if len(following) == 1 and name_of(following[0]).endswith("_norm"):
             norm = owner(following[0])[0]
-            model.set_submodule(norm, nn.Identity())
-            done.append(norm)
+            if norm and [n for n in graph.nodes if inside(owner(n)[0], norm)] == following:
+                model.set_submodule(norm, nn.Identity())
+                done.append(norm)
     return done
 
 

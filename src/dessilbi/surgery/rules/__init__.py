@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from dessilbi.surgery.nodes import in_place, name_of, returns_nothing
 from dessilbi.surgery.rules.affine import Addmm, Affine, Embedding
 from dessilbi.surgery.rules.base import CONSTANT, PINNED, UNKNOWN, Rule, listed
-from dessilbi.surgery.rules.elementwise import Clamp, Elementwise, Glu, Power, Prelu, Product, Softmax, Unary
+from dessilbi.surgery.rules.elementwise import Clamp, Elementwise, Glu, Power, Prelu, Product, Softmax, Unary, Zeros
 from dessilbi.surgery.rules.movement import Concatenation, Getitem, Movement, Padding
 from dessilbi.surgery.rules.norms import GroupNorm, LayerNorm, Norm
 from dessilbi.surgery.rules.products import Attention, Einsum, Matmul
@@ -52,7 +52,7 @@ _SAME = (
 )
 _OTHER = (
     "sigmoid hardsigmoid softplus exp exp2 log log2 log10 cos cosh acos rsqrt reciprocal log_sigmoid logsigmoid erfc "
-    "eq ne lt le gt ge logical_not isnan isinf bitwise_not zeros_like ones_like full_like"
+    "eq ne lt le gt ge logical_not isnan isinf bitwise_not ones_like full_like"
 )
 _SPATIAL = (
     "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
@@ -70,6 +70,8 @@ _AFFINE = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAME.split(), Unary(True)),
     **dict.fromkeys(_OTHER.split(), Unary(False)),
+    "zeros_like": Zeros(),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided"), CONSTANT),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "hardtanh", "clip"), Clamp()),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), Softmax()),
     **dict.fromkeys(_SPATIAL.split(), Spatial()),

@@ -41,6 +41,19 @@ class Unary(Rule):
         f.need(f.graph.inputs(n)[0], out)
 
 
+class Zeros(Unary):
+    """Zeros of the shape of its input, whose values do not matter."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+    def zero(self, f: Flow, n: fx.Node) -> Tensor:
+        return torch.ones_like(f.graph.atoms[n], dtype=torch.bool)
+
+    def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
+        pass
+
+
 class _Bounded(Unary):
     """On numbers, or on tensors of one element; other tensors keep all channels."""
 

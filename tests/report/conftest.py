@@ -100,8 +100,9 @@ def pruned(run: Run) -> Run:
 @pytest.fixture(scope="session")
 def grown(place: Path) -> Run:
     torch.manual_seed(0)
-    config = SMALL.replace(model="tests.training.nets:seed", keep=None, lam=0.002, lr=0.02, schedule="constant", epochs=9,
-                           grow_options={"every": 1, "then": 1, "policy": "uniform", "by": 0.5, "growths": 2})  # fmt: skip
+    config = SMALL.replace(model="tests.training.nets:seed", keep=None, lam=0.002, lr=0.02, schedule="constant",
+                           epochs=9, grow_options={"every": 1, "then": 1, "policy": "uniform", "by": 0.5,
+                                                   "growths": 2})  # fmt: skip
     grow(config, place / "grown")
     return Run.open(place / "grown")
 

@@ -153,7 +153,8 @@ def test_the_slider_moves_through_all_figures_together(page: Any, numbers: Numbe
         # Structure: as text, and as the height of the bars.
         tips = page.locator("#structure svg title").all_text_contents()
         parts = page.locator("#structure svg g").evaluate_all(
-            "all => all.map(g => g.querySelector('.kept').height.baseVal.value / g.querySelector('.dense').height.baseVal.value)"
+            "all => all.map(g => g.querySelector('.kept').height.baseVal.value"
+            " / g.querySelector('.dense').height.baseVal.value)"
         )
         for i, name in enumerate(numbers.path.names):
             wide, width = numbers.wide(name, k), numbers.path.shape(name)[0]
@@ -262,7 +263,7 @@ def test_lines_are_blue_while_selected_and_grey_while_not(show: Show, unscaled: 
         values, support = numbers.path.norms(name).w.numpy(), numbers.supports[name]
         wanted, places = [], []
         for k in np.flatnonzero(np.diff(x) >= 1) + 1:
-            # Within a stretch of an epoch, which has the colour of its end; of lines with none of the other colour near.
+            # Within a stretch of an epoch, which has the colour of its end; of lines with no other colour near.
             heights, states = (0.3 * values[k - 1] + 0.7 * values[k]) / (1.04 * values.max()), support[k]
             for g, state in enumerate(states):
                 if np.abs(heights[states != state] - heights[g]).min(initial=1) > 0.022:
@@ -283,8 +284,9 @@ SAMPLE = """(host, places) => {
   const { data } = ctx.getImageData(0, 0, width, height);
   return places.map(([x, y]) => {
     const px = Math.round(plot.valToPos(x, 'x', true)), py = Math.round(bbox.top + bbox.height * (1 - y));
-    const near = [-1, 0, 1].map(d => 4 * ((py + d) * width + px)).filter(i => data[i + 3] > 80).map(i => [...data.slice(i, i + 3)]);
-    return near.sort((a, b) => a[0] + a[1] + a[2] - b[0] - b[1] - b[2])[0] ?? [255, 255, 255];
+    const near = [-1, 0, 1].map(d => 4 * ((py + d) * width + px)).filter(i => data[i + 3] > 80);
+    const sum = i => data[i] + data[i + 1] + data[i + 2], [i] = near.sort((a, b) => sum(a) - sum(b));
+    return i === undefined ? [255, 255, 255] : [...data.slice(i, i + 3)];
   });
 }"""
 

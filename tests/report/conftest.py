@@ -93,7 +93,7 @@ def unscaled(place: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def pruned(run: Run) -> Run:
-    prune(run, run.folder.with_name("pruned"), level="filter", keep=0.5, rounds=1)
+    prune(run, run.folder.with_name("pruned"), level="filter", keep=0.5, rounds=0)
     return Run.open(run.folder.with_name("pruned"))
 
 

@@ -86,8 +86,9 @@ def costs(table: Mapping[str, Any]) -> Figure:
     """What it took to find each ticket, and how it compares with the reference."""
     from dessilbi.report.tables import percent, table_figure
 
-    reference = table["grid"]["reference"]
-    rows = [["method", "keep", "seeds", "accuracy", f"to {reference}", "found at", "cost", "MACs"]]
+    # Only where the grid has the method that the others are paired with.
+    paired = any(row["difference"] is not None for row in table["rows"])
+    rows = [["method", "keep", "seeds", "accuracy", f"to {table['grid']['reference']}", "found at", "cost", "MACs"]]
     for row in table["rows"]:
         rows.append(
             [
@@ -101,6 +102,8 @@ def costs(table: Mapping[str, Any]) -> Figure:
                 f"{row['macs']:.2e}",
             ]
         )
+    if not paired:
+        rows = [row[:4] + row[5:] for row in rows]
     return table_figure(rows, "cost: in dense trainings")
 
 

@@ -70,10 +70,11 @@ function tickets(comparison, number_) {
   const pivot = [["keep", ...methods, ...(dense ? ["dense"] : [])], ...keeps.map(k => [percent(k), ...methods.map(m => said(cell(m, k))), ...(dense ? [said(dense)] : [])])];
   const raw = () => [["method", "keep", "seeds", "mean", "sd", "difference", "difference sd", "epoch found", "cost (dense trainings)", "MACs to find", "layers emptied"],
     ...all.map(r => [r.method, r.keep, r.seeds, r.mean, r.sd, r.difference, r.difference_sd, r.at, r.cost, r.macs, r.emptied])];
-  const paired = ["method", "keep", "accuracy", "difference", "found at epoch", "cost", "MACs"];
-  const costs = [paired, ...all.map(r => [r.method, percent(r.keep), said(r),
-    known(r.difference) ? `${r.difference >= 0 ? "+" : "−"}${Math.abs(100 * r.difference).toFixed(2)}${known(r.difference_sd) ? ` ± ${(100 * r.difference_sd).toFixed(2)}` : ""}` : "–",
-    number(r.at), known(r.cost) ? r.cost.toFixed(2) : "–", short(r.macs)])];
+  // Only where the grid has the method that the others are paired with.
+  const paired = all.some(r => known(r.difference));
+  const difference = r => known(r.difference) ? `${r.difference >= 0 ? "+" : "−"}${Math.abs(100 * r.difference).toFixed(2)}${known(r.difference_sd) ? ` ± ${(100 * r.difference_sd).toFixed(2)}` : ""}` : "–";
+  const costs = [["method", "keep", "accuracy", ...(paired ? ["difference"] : []), "found at epoch", "cost", "MACs"], ...all.map(r => [
+    r.method, percent(r.keep), said(r), ...(paired ? [difference(r)] : []), number(r.at), known(r.cost) ? r.cost.toFixed(2) : "–", short(r.macs)])];
   const on = `${grid.search.model} on ${grid.search.data}`;
   return section(id, `Tickets: ${comparison.name}`,
     el("p", { class: "lead" }, `${on}, ${grid.seeds.length} seed${grid.seeds.length > 1 ? "s" : ""}, trained for ${grid.epochs} epochs`,
@@ -85,7 +86,7 @@ function tickets(comparison, number_) {
         { id: `${id}-table`, name: `${comparison.name}-table`, rows: () => pivot, tableRows: null, wide: true },
         scrolling("Accuracy by fraction and method", table(pivot[0], pivot.slice(1)))),
       figure("What it took", { id: `${id}-costs`, name: `${comparison.name}-costs`, rows: raw, tableRows: null, wide: true,
-        note: `Difference: to ${grid.reference} at the same fraction, paired by seed. Cost: to find the ticket, in units of one dense training.` },
+        note: `${paired ? `Difference: to ${grid.reference} at the same fraction, paired by seed. ` : ""}Cost: to find the ticket, in units of one dense training.` },
       scrolling("What it took", table(costs[0], costs.slice(1))))));
 }
 

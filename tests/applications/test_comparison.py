@@ -10,7 +10,7 @@ import pytest
 import torch
 from joblib import register_parallel_backend
 from joblib._parallel_backends import LokyBackend
-from tests.training.runs import SMALL
+from tests.training.runs import SMALL, same
 from torch import Tensor
 
 from dessilbi import Path as SelectionPath
@@ -20,7 +20,7 @@ from dessilbi.applications.comparison import Cell, Comparison, Grid
 from dessilbi.applications.methods import KINDS, Method
 from dessilbi.data import read
 from dessilbi.settling import distance
-from dessilbi.training import train
+from dessilbi.training import Config, train
 from dessilbi.training.run import Run
 
 SEARCH = SMALL.replace(conv="weight", keep=None, lam=0.02, schedule="constant", epochs=4, settle=0.9)
@@ -343,21 +343,36 @@ def test_every_method_has_words_and_a_name() -> None:
     assert Method.parse("random-like-lamp@3") == ("random-like", "lamp", 3)
 
 
-def test_a_sweep_on_mnist_with_three_seeds(tmp_path: Path) -> None:
-    search = SMALL.replace(
-        model="lenet5", data="mnist", data_root="tests/data/mnist-5000", conv="weight", keep=0.3, epochs=2, lr=0.05
-    )
-    methods = ("dessilbi-lamp@1", "dessilbi-lamp@2", "magnitude-lamp", "snip-lamp", "random")
-    grid = Grid(search, methods, (0.1,), (0, 1, 2), 2, 1, 1)
+MNIST = SEARCH.replace(model="lenet5", data="mnist", data_root="tests/data/mnist-5000", keep=0.3)
+
+
+@pytest.mark.parametrize(("search", "keeps"), [(SEARCH, (0.2, 0.1)), (MNIST, (0.1,))], ids=("digits", "mnist"))
+def test_a_sweep_with_three_seeds(search: Config, keeps: tuple[float, ...], tmp_path: Path) -> None:
+    """Points and fractions, the epoch where the rule fires, and what others select; and some of it once more."""
+    methods = ("dense", "dessilbi-lamp@1", "dessilbi-lamp@2", "dessilbi-lamp", "magnitude-lamp", "snip", "random")
+    grid = Grid(search, methods, keeps, (0, 1, 2), epochs=2, rewind=1, repeats=1)
     comparison = Comparison.create(tmp_path / "grid", grid)
     assert comparison.go() == []
-    rows = {row["method"]: row for row in comparison.table()["rows"]}
-    assert {row["seeds"] for row in rows.values()} == {3}
-    costs = [rows[m]["cost"] for m in methods]
-    assert costs == [0.5, 1.0, 1.0, 0.5, 0.5]
+    rows = {(row["method"], row["keep"]): row for row in comparison.table()["rows"]}
+    assert len(rows) == 1 + 6 * len(keeps)
     for row in rows.values():
+        assert row["seeds"] == len(row["accuracies"]) == 3
+        assert all(0 < accuracy < 1 for accuracy in row["accuracies"])
         assert row["sd"] == pytest.approx(statistics.stdev(row["accuracies"]))
-        assert row["emptied"] == 0
-    # Every way to choose learns something that a tenth of the weights at random places does not.
-    for method in methods[:-1]:
-        assert rows[method]["mean"] > rows["random"]["mean"]
+    # The search of a seed is one run; it stops where the rule fires: with settle=0.9 after three changes.
+    assert [rows[m, 0.1]["at"] for m in methods[1:]] == [1, 2, 4, 2, 0, 0]
+    assert [rows[m, 0.1]["cost"] for m in methods[1:]] == [0.5, 1, 2, 1, 0.5, 0.5]
+    for seed in grid.seeds:
+        folder = comparison.folder / f"seed-{seed}"
+        assert [len(Run.open(folder / name).metrics()) for name in ("dessilbi", "dessilbi-settled-0.1")] == [2, 4]
+        for method in methods[1:]:
+            for keep in keeps:
+                run = Run.open(folder / f"{method}-{keep:g}")
+                sel, weights = tickets.load(run.folder).selection, weights_of(run)
+                assert sum(int(m.sum()) for m in sel.values()) == int(keep * sum(m.numel() for m in sel.values()))
+                assert not any(weights[name][~mask].any() for name, mask in sel.items())
+    again = Comparison.create(tmp_path / "again", grid)
+    for cell in (Cell("dessilbi-lamp@2", 0.1, 2), Cell("magnitude-lamp", 0.1, 2), Cell("snip", 0.1, 2)):
+        assert {**again.do(cell), "commit": ""} == {**(comparison.outcome(cell) or {}), "commit": ""}
+        first, second = (Run.open(c.folder / "seed-2" / f"{cell.method}-0.1") for c in (comparison, again))
+        assert same(weights_of(first), weights_of(second))

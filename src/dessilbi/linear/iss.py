@@ -39,6 +39,8 @@ class IssPath:
 
     def at(self, time: float | Array) -> Array:
         """The coefficients at some times."""
+        if np.any(np.asarray(time) < 0):
+            raise ValueError(f"time must be at least 0, got {time!r}")
         result: Array = self.coefs[np.searchsorted(self.times, time, side="right") - 1]
         return result
 
@@ -84,7 +86,7 @@ def iss_path(
         gradient[np.abs(gradient) <= nothing] = 0
         # Where ρ is ±1 already, and the gradient would take it out, it stays: β has taken up that part.
         outward = np.where(full, 0, np.abs(gradient))
-        inward = full & (gradient * rho > 0)
+        inward = full & (beta == 0) & (gradient * rho > 0)
         speed = outward + np.where(inward, np.abs(gradient), 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             wait = np.where(speed > 0, (1 + np.sign(gradient) * rho) / speed, np.inf)

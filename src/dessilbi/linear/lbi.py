@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from dessilbi.linear.course import Entries, Grid, LinearPath, grid_times, squeeze
 from dessilbi.linear.penalties import Penalty, penalty
-from dessilbi.linear.problem import DAMPING, STEP, Problem, largest
+from dessilbi.linear.problem import DAMPING, RESOLUTION, STEP, Problem, largest
 from dessilbi.linear.working import Columns, GramColumns
 
 Array = NDArray[Any]
@@ -59,8 +59,8 @@ def lbi_path(
         kappa: how fast coefficients follow. Large is close to the inverse scale space and takes as many more
             steps. By default twice the size that the largest coefficient seems to have, max|∇L(0)| over the mean
             curvature.
-        alpha: the step size. Below 2/(κ‖∇²L‖) it is stable. By default 1/(κ‖∇²L‖), where of the Hessian only that
-            part counts that belongs to features in play: it becomes smaller along the path.
+        alpha: the step size. Below 2/(κ‖∇²L‖) it is stable. By default about 1/(κ‖∇²L‖), where of the Hessian only
+            that part counts that belongs to features in play, and at most a twentieth of the time that has passed.
         times: the times at which the path is wanted, ascending. In between iterations z is linear.
         n_times, eps, time: otherwise it is wanted at `n_times` times, evenly spaced in log t, from the first
             entry, 1/max|∇L(0)|, to `time`, or to 1/eps times the first entry.
@@ -155,7 +155,7 @@ class _State:
         """Some steps: with the features in play, then for all others at once, up to where another one enters."""
         self._choose()
         assert self.local is not None
-        alpha = self.fixed or STEP / (self.kappa * self.norm)
+        alpha = self._step()
         left = (float(self.grid.times[-1]) - self.time) / alpha
         count = int(min(self.batch, self.max_iter - self.steps, np.ceil(left - 1e-9)))
         zs, bs, totals = self.local.run(self.z[self.index], self.b, self.kappa, alpha, max(1, count))
@@ -184,7 +184,7 @@ class _State:
     def _choose(self) -> None:
         """The features in play: selected ones, and those that would enter within the batch as they move now."""
         p = len(self.z)
-        alpha = self.fixed or (STEP / (self.kappa * self.norm) if self.norm else 0.0)
+        alpha = self._step()
         ahead, needed = self.batch * alpha, self._close(0.0)
         # While few are selected the steps are long: not all that would enter in a batch of them is worth taking along.
         soon, most = self._close(ahead), 2 * needed.sum() + 32
@@ -196,7 +196,7 @@ class _State:
         kept[self.index] = True
         if not (needed & ~kept).any() and self.local is not None and len(self.index) < 1.25 * needed.sum() + 8:
             return
-        everything = p <= 64 or 2 * needed.sum() > p
+        everything = p <= 64 or 4 * needed.sum() > p
         index = np.arange(p) if everything else np.flatnonzero(needed)
         if self.local is not None and np.array_equal(index, self.index):
             return
@@ -207,6 +207,13 @@ class _State:
             self.norm, self.vector[index] = largest(self.local.curve, self.vector[index], precision=1e-2)
             if self.problem.moves:
                 self.norm = max(self.norm, self.problem.loss.curvature)
+
+    def _step(self) -> float:
+        """The step size: stable, and as fine as the path is looked at."""
+        if self.fixed is not None:
+            return self.fixed
+        stable = STEP / (self.kappa * self.norm) if self.norm else np.inf
+        return min(stable, RESOLUTION * self.time)
 
     def _close(self, ahead: float) -> Array:
         """The features that are selected, or would be after some time of moving as they move now."""

@@ -71,6 +71,14 @@ class Logistic(Loss):
     curvature = 0.25
     moves = True
 
+    def __init__(self, targets: Array, weights: Array) -> None:
+        outside = targets[(targets < 0) | (targets > 1)]
+        if outside.size:
+            raise ValueError(
+                f"y must be between 0 and 1 for the logistic loss, got {outside[0]}: use 0 and 1 as classes"
+            )
+        super().__init__(targets, weights)
+
     def null(self) -> Array:
         share = np.clip(self.weights @ self.targets, _RARE, 1 - _RARE)
         result: Array = np.log(share / (1 - share))
@@ -91,6 +99,14 @@ class Multinomial(Loss):
 
     curvature = 0.5
     moves = True
+
+    def __init__(self, targets: Array, weights: Array) -> None:
+        if targets.shape[1] < 2 or (targets < 0).any() or not np.allclose(targets.sum(1), 1):
+            raise ValueError(
+                "y must have a column for every class for the multinomial loss, and rows of 0 and 1 that add up to 1, "
+                f"got shape {targets.shape} and a first row {targets[0]}"
+            )
+        super().__init__(targets, weights)
 
     def null(self) -> Array:
         logs = np.log(np.clip(self.weights @ self.targets, _RARE, 1))

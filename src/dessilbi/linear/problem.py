@@ -20,6 +20,8 @@ Array = NDArray[Any]
 DAMPING = 2.0
 # κα‖∇²L‖, of which anything below 2 is stable; up to 1 nothing overshoots.
 STEP = 1.0
+# The longest step, as a share of the time that has passed: about the distance of 100 times from 1 to 100.
+RESOLUTION = 0.05
 
 
 class Problem:

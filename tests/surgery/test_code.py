@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dessilbi.selection import Selection
-from dessilbi.surgery import profile
+from dessilbi.surgery import profile, shrink
 from tests.surgery.zoo import Net, _images, checked_shrink, parameters
 
 OFF = torch.zeros(8, dtype=torch.bool)
@@ -170,6 +170,27 @@ def test_a_weight_that_is_no_layers_own_is_masked_not_left_out(net, name):
     checked_shrink(net, model, Selection({name: torch.zeros(1, dtype=torch.bool)}, "layer"))
 
 
+class AsksItsLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        return self.last(F.relu(self.second(F.relu(self.first(x.to(self.first.weight.dtype))))))
+
+
+def test_a_layer_that_the_code_asks_stays():
+    net = Net(AsksItsLayer, IMAGES)
+    model = net.build()
+    off = torch.zeros(1, dtype=torch.bool)
+    with pytest.warns(UserWarning, match="the network's code needs layer 'first': it stays"):
+        checked_shrink(net, model, Selection({"first.weight": off}, "layer"))
+    with pytest.warns(UserWarning, match="needs layer 'first'"):
+        small = shrink(model, Selection({"first.weight": off, "second.weight": off}, "layer"), IMAGES())
+    assert isinstance(small.second, nn.Identity)
+    assert small(IMAGES(3)).shape == (3, 4, 6, 6)
+
+
 class FunctionalNorm(nn.Module):
     """The normalisation behind the layer is a call in the network's own code: it cannot be put aside, and stays."""
 
@@ -186,8 +207,6 @@ class FunctionalNorm(nn.Module):
 
 
 def test_a_normalisation_in_the_networks_own_code_stays_behind_a_layer_left_out():
-    from dessilbi.surgery import shrink
-
     model = Net(FunctionalNorm, IMAGES).build()
     small = shrink(model, Selection({"second.weight": torch.zeros(1, dtype=torch.bool)}, "layer"), IMAGES())
     x = IMAGES(3)

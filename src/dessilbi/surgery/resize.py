@@ -130,7 +130,8 @@ def _numbers(plan: Plan) -> list[tuple[str, int, int]]:
         elif isinstance(rule, Movement) and name_of(node) in ("view", "reshape", "unflatten", "expand"):
             old, new = shape_of(node), plan.shape(node)
             pairs = [(old[d], new[d]) for d in rule.touched(graph, node) or ()]
-        found += [(path, old, new) for old, new in pairs if old != new and old]
+        # Many a number is 0; only of a padding it is likely to be the size that changes.
+        found += [(path, old, new) for old, new in pairs if old != new and (old or node in graph.pads)]
     return list(dict.fromkeys(found))
 
 

@@ -110,7 +110,7 @@ def masked_copy(model: nn.Module, sel: Selection, example_inputs: Inputs) -> tup
             named[name].masked_fill_(~mask, 0)
     graph = Graph.of(work, example_inputs)
     empty = [name for name, mask in sel.items() if not mask.any()] if sel.level == "layer" else []
-    if empty and leave_out(work, graph, empty):
+    if empty and leave_out(work, graph, empty, example_inputs):
         graph = Graph.of(work, example_inputs)
     return work, graph
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from dessilbi.surgery.graph import Graph
+from dessilbi.surgery.graph import Graph, Inputs, call_arguments
 from dessilbi.surgery.nodes import inside, name_of, owner, shape_of
 
 _POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -39,11 +40,11 @@ class Transition(nn.Module):
         return f"new_channels={self.new_channels}, stride={self.stride}, crop={self.crop}"
 
 
-def leave_out(model: nn.Module, graph: Graph, names: Iterable[str]) -> list[str]:
+def leave_out(model: nn.Module, graph: Graph, names: Iterable[str], example_inputs: Inputs) -> list[str]:
     """Replace these layers, named by their weights, in place where all of the network's data pass through them.
 
-    A layer beside which data pass, on a shortcut, is left alone: with nothing selected its branch is zero. Returns the
-    modules that were replaced, normalisations included.
+    A layer beside which data pass, on a shortcut, is left alone: with nothing selected its branch is zero. So is one
+    that the network's code does not run without. Returns the modules that were replaced, normalisations included.
     """
     done: list[str] = []
     for name in names:
@@ -59,15 +60,34 @@ def leave_out(model: nn.Module, graph: Graph, names: Iterable[str]) -> list[str]
             warnings.warn(f"layer {path!r} makes the output: it stays, although nothing of it is selected",
                           UserWarning, stacklevel=4)  # fmt: skip
             continue
-        model.set_submodule(path, _between(graph, node, layer))
-        done.append(path)
+        stand_ins = {path: _between(graph, node, layer)}
         following = [n for n in graph.nodes if node in graph.inputs(n)]
         if len(following) == 1 and name_of(following[0]).endswith("_norm"):
             norm = owner(following[0])[0]
             if norm and [n for n in graph.nodes if inside(owner(n)[0], norm)] == following:
-                model.set_submodule(norm, nn.Identity())
-                done.append(norm)
+                stand_ins[norm] = nn.Identity()
+        if _runs_with(model, stand_ins, example_inputs):
+            done += stand_ins
+        else:
+            warnings.warn(f"the network's code needs layer {path!r}: it stays, although nothing of it is selected",
+                          UserWarning, stacklevel=4)  # fmt: skip
     return done
+
+
+@torch.no_grad()
+def _runs_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], example_inputs: Inputs) -> bool:
+    """Put these in their places, if the network runs with them there."""
+    before = {path: model.get_submodule(path) for path in stand_ins}
+    args, kwargs = call_arguments(example_inputs)
+    for path, module in stand_ins.items():
+        model.set_submodule(path, module)
+    try:
+        model(*args, **kwargs)
+    except Exception:  # an attribute of the layer that there is no more, say
+        for path, module in before.items():
+            model.set_submodule(path, module)
+        return False
+    return True
 
 
 def _between(graph: Graph, node: fx.Node, layer: nn.Module) -> nn.Module:

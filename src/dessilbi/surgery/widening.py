@@ -127,6 +127,14 @@ class Widening:
         classes, wanted = self.graph.classes[layer.atoms], templates(self.graph, layer)
         return int(torch.isin(classes, wanted).sum())
 
+    def rigid(self, path: str) -> bool:
+        """Whether sizes written into the network's code keep a layer from growing, which only trying it out tells."""
+        try:
+            self._grow({path: self.multiple(path)}, None)
+        except ValueError:
+            return True
+        return False
+
     def parameters(self, extra: Mapping[str, int]) -> int:
         """How many parameters the wider network would have."""
         sizes = self._stretch(extra).sizes() if extra else {}

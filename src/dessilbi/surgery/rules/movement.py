@@ -153,9 +153,10 @@ class Padding(Rule):
 
     def _amounts(self, g: Graph, n: fx.Node) -> dict[int, tuple[int, int]]:
         ndim, pad = len(shape_of(n)), g.calls[n]["pad"]
-        return {
-            ndim - 1 - i: (pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2) if pad[2 * i : 2 * i + 2] != [0, 0]
-        }
+        given = {ndim - 1 - i: (pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)}
+        # None at the last axis that is named are still a place where there could be some: option A between streams that
+        # happen to be equally wide.
+        return {axis: two for axis, two in given.items() if two != (0, 0) or axis == min(given)}
 
     def link(self, g: Graph, n: fx.Node) -> None:
         x = g.calls[n]["self"]

@@ -1,5 +1,9 @@
 """Small regression and classification data."""
 
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 
@@ -22,3 +26,13 @@ def classes(n=60, p=8, count=3, seed=0):
     for k in range(count):
         eta[:, k] = 2 * x[:, k] + k / 2
     return x, (eta + rng.gumbel(size=eta.shape)).argmax(1)
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """The most memory in bytes that some work has allocated at a time."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

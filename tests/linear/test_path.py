@@ -8,8 +8,8 @@ import pytest
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 
-from dessilbi.linear import lbi_path
-from tests.linear.data import classes, regression
+from dessilbi.linear import lbi_path, split_lbi_path
+from tests.linear.data import classes, peak, regression
 from tests.oracles import linear as oracle
 
 LOSSES = ["squared", "logistic", "multinomial"]
@@ -90,7 +90,7 @@ def test_features_out_of_play_are_brought_up_to_date_exactly(loss: str, kind: st
     """Many more features than steps take along; they enter one after another, and some leave again."""
     x, y = problem(loss, 30, 300)
     weights = np.ones(30)
-    design, mean, deviation = oracle.standardise(x, weights)
+    design, _, deviation = oracle.standardise(x, weights)
     groups, unit = units(kind, 300, y.shape[1])
     kappa, steps = 3.0, 400
     curvature = {"squared": 1.0, "logistic": 0.25, "multinomial": 0.5}[loss]
@@ -101,7 +101,7 @@ def test_features_out_of_play_are_brought_up_to_date_exactly(loss: str, kind: st
     b = oracle.null_intercept(loss, y, weights)
     if kind == "group":  # the oracle's loops over 150 groups are slow: the same, by indices
         states = []
-        z, t, beta = np.zeros((300, y.shape[1])), 0.0, np.zeros((300, y.shape[1]))
+        z, beta = np.zeros((300, y.shape[1])), np.zeros((300, y.shape[1]))
         for _ in range(steps):
             r = oracle.gradient(loss, design @ beta + b, y, weights)
             z = z - alpha * design.T @ r
@@ -297,3 +297,16 @@ def test_too_few_steps_warn() -> None:
         path = lbi_path(x, y, max_iter=7)
     assert path.n_iter == 7
     np.testing.assert_array_equal(path.coefs[-1], path.coefs[-2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(200, 4000), (5000, 300), (800, 800)])
+def test_nothing_as_large_as_x_is_allocated(shape: tuple[int, int], dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(dtype)
+    y = x[:, :5].sum(1) + rng.standard_normal(shape[0]).astype(dtype)
+    lbi_path(x[:9], y[:9], n_times=2)  # what is allocated once
+    assert peak(lambda: lbi_path(x, y, n_times=5)) < 0.6 * x.nbytes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert peak(lambda: split_lbi_path(x, y, n_times=5, max_iter=20)) < 0.6 * x.nbytes

@@ -4,6 +4,8 @@ It keeps nothing clever and shares no code with the library. Coefficients are fe
 given by `unit`, an integer array of the shape of z: every element's group number.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 
@@ -108,7 +110,7 @@ def at(states, t):
 def entries(states, unit, which=1):
     """When the norm of each unit of z first passed 1, linear between steps."""
     result = np.full(unit.max() + 1, np.inf)
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         old, new = norms(before[which], unit), norms(after[which], unit)
         for g in np.flatnonzero((new > 1) & np.isinf(result)):
             share = min(max((1 - old[g]) / (new[g] - old[g]), 0), 1)

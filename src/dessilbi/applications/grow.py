@@ -26,6 +26,7 @@ Beside it lies growth.json:
         parameters, macs (one image), accuracy (on the test split), loss (of training), seconds (so far)
         ratios      by stream; null where it has nothing that is penalised: such a stream does not grow
         grew        by stream, the new filters that the decision brought; empty where there were none
+    rigid       streams that turned out not to be able to: sizes are written into the network's code
     full        whether a budget is used up: the last growth was cut down to fit
     stopped     why the growth is over; null while it is not
     end         the epoch at whose end the run is; null while that is open
@@ -109,6 +110,7 @@ class Growth:
             "settings": self.growing.to_dict(),
             "streams": [],
             "stages": [],
+            "rigid": [],
             "full": False,
             "stopped": None,
             "end": None,
@@ -158,7 +160,7 @@ class Growth:
 
     def _note(self, now: Now, widening: Widening) -> dict[str, float | None]:
         """Write down what the network is at the end of this stage."""
-        streams = widening.streams
+        streams = [stream for stream in widening.streams if stream[0] not in self.history["rigid"]]
         ratios = {stream[0]: ratio(now, stream) for stream in streams}
         self.history["streams"] = streams
         self.history["stages"] = [
@@ -190,11 +192,28 @@ class Growth:
             return None
         if not extra:  # what this decision was allowed is too little; the next one is allowed more
             return None
-        stages[-1]["grew"] = extra
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.since) % 2**63)
         init = self.growing.init
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.since) % 2**63)
         loss = {"loss": now.loss} if init == "gradmax" else {}
-        return widening.apply(extra, now.optimizer, init=init, generator=generator, **loss)
+        try:
+            wide = widening.apply(extra, now.optimizer, init=init, generator=generator, **loss)
+        except ValueError:
+            rigid = [name for name in extra if widening.rigid(name)]
+            if not rigid:
+                raise
+            self._leave_alone(rigid)
+            return self._decide(now, widening, {name: r for name, r in ratios.items() if name not in rigid})
+        stages[-1]["grew"] = extra
+        return wide
+
+    def _leave_alone(self, rigid: list[str]) -> None:
+        """Streams that cannot grow do not count from here on."""
+        history = self.history
+        history["rigid"] = [*history["rigid"], *rigid]
+        history["streams"] = [stream for stream in history["streams"] if stream[0] not in rigid]
+        history["full"] = False
+        for name in rigid:
+            del history["stages"][-1]["ratios"][name]
 
     def _reason(self, stages: list[dict[str, Any]]) -> str | None:
         """Why growth ends here, whatever the ratios are."""

@@ -300,13 +300,13 @@ def test_too_few_steps_warn() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("shape", [(200, 4000), (5000, 300), (800, 800)])
+@pytest.mark.parametrize("shape", [(400, 5000), (6000, 400), (1200, 1200)])
 def test_nothing_as_large_as_x_is_allocated(shape: tuple[int, int], dtype: Any) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(shape).astype(dtype)
     y = x[:, :5].sum(1) + rng.standard_normal(shape[0]).astype(dtype)
     lbi_path(x[:9], y[:9], n_times=2)  # what is allocated once
-    assert peak(lambda: lbi_path(x, y, n_times=5)) < 0.6 * x.nbytes
+    assert peak(lambda: lbi_path(x, y, n_times=5)) < 0.8 * x.nbytes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        assert peak(lambda: split_lbi_path(x, y, n_times=5, max_iter=20)) < 0.6 * x.nbytes
+        assert peak(lambda: split_lbi_path(x, y, n_times=5, max_iter=20)) < 0.8 * x.nbytes

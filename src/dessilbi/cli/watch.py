@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -25,4 +26,5 @@ def command(run: Path, port: int) -> None:
     with server(run, port) as served:
         host, found = served.server_address[:2]
         click.echo(f"{run}: http://{host!s}:{found}/ (Ctrl-C ends)")
-        served.serve_forever()
+        with suppress(KeyboardInterrupt):
+            served.serve_forever()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path as FilePath
 from threading import Lock
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from dessilbi.report.contents import Plain, contents
 from dessilbi.report.page import render
 from dessilbi.training.run import Run
 
 HOST = "127.0.0.1"
+_OURS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)
 _WATCHED = ("config.toml", "metrics.jsonl", "path.safetensors", "status.json", "table.json", "growth.json")
 
 
@@ -32,15 +35,15 @@ class Watched:
     def read(self) -> tuple[str, Plain]:
         """What it looks like now, and a name for this state."""
         with self._lock:
-            now = self._state()
-            if now != self._seen:
-                try:
+            try:
+                now = self._state()
+                if now != self._seen:
                     self._contents = {**contents([self.folder]), "version_of_data": now}
                     self._seen = now
-                except (OSError, ValueError):
-                    # Caught between the files of one epoch; the next question comes within a second.
-                    if not self._seen:
-                        raise
+            except (OSError, ValueError):
+                # Caught between the files of one epoch; the next question comes within a second.
+                if not self._seen:
+                    raise
             return self._seen, self._contents
 
     def _state(self) -> str:
@@ -56,9 +59,16 @@ def server(folder: FilePath, port: int = 0) -> ThreadingHTTPServer:
     reader's browser.
     """
     watched = Watched(folder)
-    made = ThreadingHTTPServer((HOST, port), _handler(watched))
-    made.daemon_threads = True
-    return made
+    return _Server((HOST, port), _handler(watched))
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who closes the window in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _handler(watched: Watched) -> Callable[..., BaseHTTPRequestHandler]:
@@ -66,15 +76,15 @@ def _handler(watched: Watched) -> Callable[..., BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked = urlsplit(self.path)
-            if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in (HOST, "localhost"):
+            path, _, query = self.path.partition("?")
+            if not _OURS.fullmatch(self.headers.get("Host", "")):
                 self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this server is for its own machine")
-            elif asked.path == "/":
+            elif path == "/":
                 _, shown = watched.read()
                 self._answer(HTTPStatus.OK, "text/html; charset=utf-8", render(shown, live=True).encode())
-            elif asked.path == "/data.json":
+            elif path == "/data.json":
                 state, shown = watched.read()
-                if parse_qs(asked.query).get("after") == [state]:
+                if parse_qs(query).get("after") == [state]:
                     self._answer(HTTPStatus.NO_CONTENT, "application/json", b"")
                 else:
                     self._answer(HTTPStatus.OK, "application/json", json.dumps(shown, allow_nan=False).encode())

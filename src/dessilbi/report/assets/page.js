@@ -92,6 +92,7 @@ function build() {
   document.body.replaceChildren(
     el("a", { class: "skip", href: "#main" }, "Skip to the figures"),
     el("header", {}, el("p", { class: "brand" }, "dessilbi"), el("h1", {}, names.join(", ")),
+      data.live ? el("p", { id: "live", role: "status", class: "note" }, STATUS.true) : "",
       el("nav", { "aria-label": "Sections" }, el("ul", { id: "contents" }))),
     el("main", { id: "main" }, el("div", { id: "compared" }, comparisonOfRuns(data), data.comparisons.map(tickets)), choice, el("div", { id: "run" })),
     el("footer", {}, `Made with dessilbi ${data.version}, ${data.made}. Norms are rounded to 1/4095 of the largest of their layer. `,
@@ -100,6 +101,19 @@ function build() {
   contentsOf();
 }
 
+// Build anew, and leave the reader where she is: the place, the focus, the open tables.
+function rebuild() {
+  const top = scrollY, held = document.activeElement?.id, tables = "details [aria-label]";
+  const open = new Set([...document.querySelectorAll(tables)].filter(e => e.parentElement.open).map(e => e.getAttribute("aria-label")));
+  build();
+  for (const e of document.querySelectorAll(tables)) e.parentElement.open = open.has(e.getAttribute("aria-label"));
+  if (held) document.getElementById(held)?.focus({ preventScroll: true });
+  scrollTo(0, top);
+}
+
+const STATUS = { true: "Live: epochs appear as they end.", false: "The server does not answer: this is what was last heard. Start dessilbi watch again and reload." };
+const status = answers => { document.getElementById("live").textContent = STATUS[answers]; };
+
 // A live page asks its server for what is new, and stays at its moment unless that was the newest.
 async function follow() {
   let seen = page.data.version_of_data;
@@ -107,19 +121,16 @@ async function follow() {
     await new Promise(done => setTimeout(done, 1000));
     try {
       const answer = await fetch(`data.json?after=${encodeURIComponent(seen)}`);
+      status(true);
       if (answer.status !== 200) continue;
       const fresh = await answer.json(), newest = page.view && page.k === page.view.moments.count - 1;
       seen = fresh.version_of_data;
       page.data = { ...page.data, ...fresh };
       if (newest) page.k = null;
-      const top = scrollY;
-      build();
-      scrollTo(0, top);
+      rebuild();
     } catch {
-      document.body.dataset.lost = "";
-      continue;
+      status(false);
     }
-    delete document.body.dataset.lost;
   }
 }
 

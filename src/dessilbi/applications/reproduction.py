@@ -41,6 +41,10 @@ _FACTS = ("command", "device", "processes", "threads", "dessilbi", "python", "to
 _WRONG = (ValueError, OSError, ImportError)
 
 
+def _unsaid(text: str) -> None:
+    """What notes come to where nobody listens; processes can be sent it, unlike a lambda."""
+
+
 class Task(NamedTuple):
     """A step for a seed; of a comparison, one of its cells."""
 
@@ -77,7 +81,7 @@ class Reproduction:
         fast: bool = False,
         place: Mapping[str, Any] | None = None,
         command: str = "",
-        note: Callable[[str], object] = lambda _: None,
+        note: Callable[[str], object] = _unsaid,
         progress: object | None = None,
     ) -> None:
         self.recipe = recipe

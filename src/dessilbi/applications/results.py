@@ -6,7 +6,7 @@
         row             the step; `stage` is the growth, `method` and `keep` the cell of a comparison, where it has them
         seed, settings  whose settings these are; `fast`: with a quarter of the epochs
         accuracy        on the test split, as a fraction, at the end of the last epoch; null with an `error`
-        sparse, support accuracy of the network that Γ selects, and the fraction of the groups it selects, after training
+        sparse, support accuracy of the network that Γ selects after training, and the fraction of groups in it
         weights         weights that are not zero, as a part of the dense network; `parameters`, `macs` and `dropped`
                         are counts, `dense_parameters` and `dense_macs` those of the dense network
         seconds         of training and evaluating this step, without the steps before it, `jobs` sharing the device

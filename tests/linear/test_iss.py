@@ -165,7 +165,7 @@ def mistaken(n: int = 200) -> tuple[Any, Any]:
 def test_where_the_lasso_is_wrong_split_lbi_at_larger_nu_is_right() -> None:
     x, y = mistaken()
     assert irrepresentable(x, [0, 1]) > 1
-    _, coefs, _ = lasso_path(x, y, n_alphas=200)
+    _, coefs, _ = lasso_path(x, y)
     first = next(int(np.flatnonzero(c)[0]) for c in coefs.T if c.any())
     assert first == 2
     assert iss_path(x, y, **PLAIN).order[0] == 2

@@ -41,7 +41,14 @@ PAPER: dict[str, dict[str, tuple[float, ...]]] = {
     "layers-resnet56": {"ft200": (93.47, 0.449, 0.416, 2)},
     "layers-vgg16": {"ft200": (94.06, 0.338, 0.1095, 6)},
 }  # fmt: skip
-OTHERS = ["training-lenet-short", "growing-resnet56", "growing-resnet56-cifar100", "growing-vgg16", "growing-vgg19"]
+OTHERS = [
+    "training-lenet-short",
+    "tuning-lenet",
+    "growing-resnet56",
+    "growing-resnet56-cifar100",
+    "growing-vgg16",
+    "growing-vgg19",
+]
 GRIDS = ("tickets-resnet50", "tickets-vgg16", "transfer-cifar10-0-4", "transfer-cifar10-5-9", "transfer-fashion-mnist",
          "transfer-mnist")  # fmt: skip
 # Networks of the same depth, a few filters wide.

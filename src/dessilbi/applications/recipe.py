@@ -54,7 +54,7 @@ from dessilbi.training import presets
 from dessilbi.training.config import Config
 
 SECTIONS = ("Weight pruning", "Winning tickets", "Filter pruning", "Layer pruning", "Growing", "Training", "Transfer",
-            "ImageNet")  # fmt: skip
+            "ImageNet", "Tuning")  # fmt: skip
 KINDS = ("train", "prune", "grow", "compare")
 # What `--fast` divides epochs by.
 FASTER = 4

@@ -11,6 +11,7 @@ from tests.training.runs import SMALL
 from dessilbi import Path as SelectionPath
 from dessilbi import Selection, select
 from dessilbi.applications import tickets
+from dessilbi.baselines.paths import selected
 from dessilbi.training import Config, train
 from dessilbi.training.optimizers import build
 from dessilbi.training.run import Run
@@ -139,4 +140,4 @@ def test_what_a_run_cannot_give(run: Run, tmp_path: Path) -> None:
 def test_without_an_allocation_it_is_the_order_of_entry(run: Run) -> None:
     path = SelectionPath.load(run.path_file)
     expected = select(path, keep=0.3)
-    assert all(torch.equal(mask, expected[name]) for name, mask in tickets.selected(path, 0.3).items())
+    assert all(torch.equal(mask, expected[name]) for name, mask in selected(path, 0.3).items())

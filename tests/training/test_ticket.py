@@ -1,8 +1,10 @@
 """Runs that train a ticket, that save their first state, and that stop when the selection has settled."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +90,26 @@ def test_a_run_stops_when_the_selection_has_settled(tmp_path: Path) -> None:
     assert changes[0] is None
     assert changes[1:3] == pytest.approx([distance(*found[:2]), distance(*found[1:])])
     assert all(0 < c < 1 and math.isfinite(c) for c in changes[1:])
+
+
+def test_what_settles_is_what_the_ticket_will_keep(tmp_path: Path) -> None:
+    """With LAMP by its definition, on V of runs that end there."""
+    train(WEIGHTS.replace(settle=1e-9, epochs=3, settle_allocation="lamp"), tmp_path / "run")
+    found: list[np.ndarray] = []
+    for epochs in (1, 2, 3):
+        train(WEIGHTS.replace(epochs=epochs, settle_keep=None), tmp_path / f"{epochs}")
+        path, scores = SelectionPath.load(tmp_path / f"{epochs}" / "path.safetensors"), []
+        for name in path.names:
+            squares = path.magnitude(name).double().numpy().ravel() ** 2
+            scores.append([u / squares[squares >= u].sum() for u in squares])
+        every = np.concatenate(scores)
+        found.append(every >= np.sort(every)[-int(0.3 * every.size)])
+    expected = [1 - (a & b).sum() / (a | b).sum() for a, b in pairwise(found)]
+    changes = [m["change"] for m in Run.open(tmp_path / "run").metrics()]
+    # The path file has |V| to three percent: a few weights at the edge fall on the other side of it.
+    assert changes[1:] == pytest.approx(expected, abs=0.03)
+    train(WEIGHTS.replace(settle=1e-9, epochs=3), tmp_path / "entry")  # another selection, other changes
+    assert abs(Run.open(tmp_path / "entry").metrics()[2]["change"] - expected[1]) > 0.05
 
 
 def test_it_settles_alike_after_an_interruption(tmp_path: Path) -> None:

@@ -102,9 +102,11 @@ class Bench:
             )
         return self.run("dessilbi", self.search_config, until)
 
-    def settled(self, keep: float) -> Run:
+    def settled(self, keep: float, allocation: str | None = None) -> Run:
         """DessiLBI up to the epoch at which the selection of this fraction has settled."""
-        return self.run(f"dessilbi-settled-{keep:g}", self.search_config.replace(settle_keep=keep))
+        name = "dessilbi-settled-" + (f"{allocation}-" if allocation else "") + f"{keep:g}"
+        config = self.search_config.replace(settle_keep=keep, settle_allocation=allocation or "none")
+        return self.run(name, config)
 
     def train(self, name: str, ticket: Ticket, until: int | None = None) -> Run:
         """A ticket, trained up to an epoch or to the end; with `rewind` None, fine-tuned."""

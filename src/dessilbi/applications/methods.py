@@ -25,6 +25,7 @@ from dessilbi.baselines import (
     slim,
     snip,
 )
+from dessilbi.baselines.paths import selected
 from dessilbi.selection import Selection
 from dessilbi.training.config import Config
 from dessilbi.training.run import Run
@@ -78,10 +79,10 @@ class Method(NamedTuple):
 
 
 def _dessilbi(bench: Bench, keep: float, method: Method, repeat: int) -> Found:
-    run = bench.search(method.at) if method.at else bench.settled(keep)
+    run = bench.search(method.at) if method.at else bench.settled(keep, method.allocation)
     moment = tickets.moment_of(run, method.at)
     epoch = int(moment.epoch)
-    return Found(tickets.selected(moment.path, keep, method.allocation), run, epoch, _steps(run, epoch))
+    return Found(selected(moment.path, keep, method.allocation), run, epoch, _steps(run, epoch))
 
 
 def _transferred(bench: Bench, keep: float, method: Method, repeat: int) -> Found:

@@ -21,10 +21,8 @@ from torch import Tensor
 
 from dessilbi.applications.moment import Moment
 from dessilbi.applications.schedules import ticket_training
-from dessilbi.baselines.allocation import allocate
-from dessilbi.baselines.tensors import selection
-from dessilbi.path import Path
-from dessilbi.selection import Selection, select
+from dessilbi.baselines.paths import selected
+from dessilbi.selection import Selection
 from dessilbi.ticket import Ticket
 from dessilbi.training.config import Config
 from dessilbi.training.environment import commit
@@ -48,7 +46,7 @@ def find(
         run: needs the checkpoints of both epochs: train it with ``keep_epochs=[rewind, at]``.
         at: the epoch; None is the last there is, so where a run stopped that `settle_keep` stopped.
         keep: the fraction of groups to keep; None keeps the support of Γ.
-        allocation: how much of it each layer gets, see :func:`selected`.
+        allocation: how much of it each layer gets, see :func:`~dessilbi.baselines.paths.selected`.
         rewind: the epoch at whose end the weights are taken, 0 for the initial ones; None takes those of `at`: then
             the ticket is a pruned network, to be fine-tuned.
     """
@@ -56,22 +54,6 @@ def find(
     sel = selected(moment.path, keep, allocation)
     weights = moment.weights if rewind is None else run.at_epoch(rewind)["model"]
     return made(sel, weights, run.config, method="dessilbi", at=moment.epoch, rewind=rewind, run=str(run.folder))
-
-
-def selected(path: Path, keep: float | None = None, allocation: str | None = None) -> Selection:
-    """What a path keeps at its end: by the order of entry, or as much of each layer as an allocation gives it.
-
-    The order of entry compares V of all layers with one λ. Layers whose weights are small altogether enter late, and
-    at a small `keep` hardly at all; ``allocation="lamp"`` (or any of :data:`~dessilbi.baselines.ALLOCATIONS`) puts
-    ‖V_g‖, which has grown with λ passed and without, where magnitude pruning has |w|.
-    """
-    if allocation is None:
-        return select(path, keep=keep)
-    if keep is None:
-        raise ValueError(f"allocation={allocation!r} needs keep: what is to be shared out between the layers")
-    sizes = {name: path.magnitude(name) for name in path.names}
-    masks = allocate(sizes, keep, allocation, {name: path.shape(name) for name in sizes})
-    return selection(masks, method="dessilbi", keep=keep, allocation=allocation)
 
 
 def moment_of(run: Run, at: int | None = None) -> Moment:

@@ -57,6 +57,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "patience": "Stop after so many epochs without a better test accuracy.",
         "settle_keep": "Stop once the selection of this fraction has settled.",
         "settle": "Jaccard distance between epochs that counts as settled.",
+        "settle_allocation": "How much of that selection each layer gets.",
         "seed": "Of the initialisation, the order and the augmentation.",
     },
     "Structure": {
@@ -158,7 +159,8 @@ def config_options(function: _F) -> _F:
 def search_options(function: _F) -> _F:
     """The same for a command that is about more than this run: what its own options are called is `--search-…` here,
     and what it decides by itself is no option."""
-    decided = ("start", "mask", "ticket", "method", "method_options", "settle_keep", "seed", "patience", "keep_epochs")
+    decided = ("start", "mask", "ticket", "method", "method_options", "settle_keep", "settle_allocation",
+               "seed", "patience", "keep_epochs")  # fmt: skip
     return _add_options(function, "search-", ("epochs", "keep"), decided)
 
 
@@ -166,7 +168,7 @@ def growth_options(function: _F) -> _F:
     """The same for a network that grows: without what cannot go with that, and its settings under names of their own
     (:class:`~dessilbi.training.growing.Growing`)."""
     unfit = ("grow_options", "mask", "ticket", "method", "method_options", "keep", "ramp", "settle_keep", "settle",
-             "patience", "fsdp", "watch_step_size", "sparse_start")  # fmt: skip
+             "settle_allocation", "patience", "fsdp", "watch_step_size", "sparse_start")  # fmt: skip
     return _add_options(function, without=unfit)
 
 

@@ -79,6 +79,9 @@ class Config:
         patience: stop after so many epochs without a better test accuracy. (It is then no longer a *test* accuracy.)
         settle_keep, settle: stop at the end of the epoch at which the selection of this fraction has settled: the last
             three epochs changed it by less than `settle` each (Jaccard distance, see :class:`dessilbi.Settling`).
+        settle_allocation: how much of that selection each layer gets: what the ticket will have, see
+            :func:`dessilbi.baselines.allocate`. With "none" the order of entry decides, which never changes for those
+            that are in: such a selection counts as settled as soon as any can.
         tensorboard: write the metrics for TensorBoard too.
         watch_step_size: every so many steps, compare lr with the curvature of the loss, and say so if it is too large
             (see :class:`dessilbi.diagnostics.StepSizeMonitor`); every 100 steps costs 4 to 8 % of the time.
@@ -117,6 +120,7 @@ class Config:
     patience: int | None = None
     settle_keep: float | None = None
     settle: float = 0.1
+    settle_allocation: Literal["none", "global", "uniform", "erk", "lamp"] = "none"
     seed: int = 0
 
     kappa: float = 1.0

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dessilbi.baselines.paths import selected
 from dessilbi.diagnostics import StepSizeMonitor
 from dessilbi.optim import DessiAdamW, DessiLBI
-from dessilbi.selection import Selection, select
+from dessilbi.selection import Selection
 from dessilbi.settling import Settling
 from dessilbi.training import sharding, step
 from dessilbi.training.board import Board
@@ -321,7 +322,10 @@ class _Loop(Session):
         """How much the epoch changed the selection; None for the first one. The path is the first process's."""
         change = torch.zeros(1, dtype=torch.float64, device=self.world.device)
         if self.world.first and self.record is not None:
-            change += settling.add(select(self.record.path, keep=self.config.settle_keep))
+            shares = self.config.settle_allocation
+            change += settling.add(
+                selected(self.record.path, self.config.settle_keep, None if shares == "none" else shares)
+            )
         self.world.add(change)
         if not self.world.first:
             settling.note(float(change))

@@ -66,7 +66,7 @@ def resize(model: nn.Module, plan: Plan, cuts: Mapping[str, Cut], *, adapt: bool
                     made[id(t)] = _cut(t, cuts[name])
                     made[id(made[id(t)])] = made[id(t)]
                 kind[key] = made[id(t)]  # type: ignore[assignment]
-        _tell(module, {
+        tell(module, {
             key: plan.groups(name)
             for key in ("weight",)
             if (name := f"{path}.{key}" if path else key) in plan.graph.grouped
@@ -84,7 +84,7 @@ def _cut(t: Tensor, cut: Cut) -> Tensor:
     return nn.Parameter(new, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else new
 
 
-def _tell(module: nn.Module, groups: Mapping[str, int]) -> None:
+def tell(module: nn.Module, groups: Mapping[str, int]) -> None:
     """A module's own record of its sizes."""
     weight = getattr(module, "weight", None)
     if isinstance(module, nn.modules.conv._ConvNd):
@@ -185,7 +185,8 @@ def _as_planned(plan: Plan, old: fx.Node, new: fx.Node) -> bool:
         offset += atoms.numel()
     same = dict(zip(nodes_in(call), nodes_in(graph.calls[old]), strict=True))
     moved = rule.move(
-        new, fx.node.map_arg(call, lambda n: places[same[n]] if same[n] in places else graph.constant(same[n]))
+        new,
+        fx.node.map_arg(call, lambda n: places[same[n]] if same[n] in places else rule.given(graph, new, n, same[n])),
     )
     several = isinstance(moved, list)
     return all(

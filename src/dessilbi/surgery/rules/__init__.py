@@ -109,6 +109,8 @@ def find(g: Graph, n: fx.Node) -> Rule:
     if n.target is operator.getitem:
         return _RULES["getitem"]
     reads, rule = g.inputs(n), _RULES.get(name_of(n), UNKNOWN)
+    if isinstance(rule, Reduction) and g.calls[n].get("other") is not None:
+        rule = _RULES["maximum"]  # torch.max and torch.min of two tensors
     if returns_nothing(n):  # an assertion about a type, which torch.export writes beside a conversion
         return CONSTANT
     value = n.meta.get("val")

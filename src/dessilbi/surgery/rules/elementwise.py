@@ -114,11 +114,23 @@ class Prelu(Unary):
     def link(self, g: Graph, n: fx.Node) -> None:
         call = g.calls[n]
         x, name = call["self"], g.names.get(call["weight"])
+        if name is None:
+            PINNED.link(g, n)
+            return
         atoms = g.atoms[n] = g.look(x)
-        if name is None or (g.shapes[name].numel() > 1 and not only_along(atoms, 1)):
+        if g.shapes[name].numel() > 1 and not only_along(atoms, 1):
             g.pin(atoms)
         elif g.shapes[name].numel() > 1:
             g.tie(channels(atoms, x, 1), g.axis(name, 0))
+
+    def zero(self, f: Flow, n: fx.Node) -> Tensor:
+        return no(f.graph.atoms[n]) if n in f.graph.pinned else super().zero(f, n)
+
+    def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
+        if n in f.graph.pinned:
+            Rule.live(self, f, n, out)
+        else:
+            super().live(f, n, out)
 
 
 class Elementwise(Rule):

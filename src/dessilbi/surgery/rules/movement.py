@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dessilbi.surgery.flow import Flow
     from dessilbi.surgery.graph import Graph
 
+_SHAPED_LIKE = ("expand_as", "reshape_as", "view_as")
+
 
 class Movement(Rule):
     """Moves data and changes none: executed on the positions of its inputs, which gives the index map."""
@@ -35,7 +37,9 @@ class Movement(Rule):
             places[x] = self.spread(g, n, place, shape_of(x))
             offset += atoms.numel()
         try:
-            moved = self.move(n, fx.node.map_arg(g.calls[n], lambda x: places[x] if x in places else g.constant(x)))
+            moved = self.move(
+                n, fx.node.map_arg(g.calls[n], lambda x: places[x] if x in places else self.given(g, n, x, x))
+            )
         except (RuntimeError, TypeError, IndexError, NotImplementedError):
             Rule.link(self, g, n)
             g.maps[n] = None
@@ -57,11 +61,20 @@ class Movement(Rule):
     def spread(self, g: Graph, n: fx.Node, place: Tensor, shape: torch.Size) -> Tensor:
         return place.expand(shape)
 
+    def given(self, g: Graph, n: fx.Node, x: fx.Node, origin: fx.Node) -> Tensor:
+        """An argument that is not moved: a tensor written into the code, or one of which only the shape counts.
+
+        `origin` is what it is in the graph, `x` what it is in the network that is looked at.
+        """
+        return torch.empty(()).expand(shape_of(x)) if name_of(n) in _SHAPED_LIKE else g.constant(origin)
+
     def move(self, n: fx.Node, call: dict[str, Any]) -> Any:
         """The operator, executed: on numbers of positions in place of its inputs."""
         target: Any = n.target
         if name_of(n) in ("view", "_unsafe_view"):
             return call["self"].reshape(call["size"])
+        if name_of(n) == "view_as":
+            return call["self"].reshape(call["other"].shape)
         arguments = target._schema.arguments
         args = [call[a.name] for a in arguments if not a.kwarg_only]
         kwargs = {a.name: call[a.name] for a in arguments if a.kwarg_only and call[a.name] is not None}
@@ -154,8 +167,8 @@ class Padding(Rule):
     def _amounts(self, g: Graph, n: fx.Node) -> dict[int, tuple[int, int]]:
         ndim, pad = len(shape_of(n)), g.calls[n]["pad"]
         given = {ndim - 1 - i: (pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)}
-        # None at the last axis that is named are still a place where there could be some: option A between streams that
-        # happen to be equally wide.
+        # Nothing added to the channels is still a place where something could be: option A between streams that are
+        # equally wide. These can grow, and shrink, apart.
         return {axis: two for axis, two in given.items() if two != (0, 0) or axis == min(given)}
 
     def link(self, g: Graph, n: fx.Node) -> None:

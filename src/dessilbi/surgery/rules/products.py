@@ -156,8 +156,13 @@ class Attention(Rule):
         head = q.narrow(-1, 0, 1)
         g.tie(head, k.narrow(-1, 0, 1))
         g.tie(head, v.narrow(-1, 0, 1))
-        if isinstance(mask, fx.Node) and not blank(mask, q.ndim, varying(head)):
-            g.pin(head)
+        if isinstance(mask, fx.Node):
+            added = aligned(g.look(mask), q.ndim)
+            if not set(varying(added)) <= set(varying(head)):
+                g.pin(added)
+                added = torch.zeros_like(head)
+            if not blank(mask, q.ndim, varying(head)):
+                g.tie(head, added)
         g.atoms[n] = v
 
     def zero(self, f: Flow, n: fx.Node) -> Tensor:
@@ -173,3 +178,5 @@ class Attention(Rule):
         matters = (out & ~f.zero_of(call["value"])).any(-1, keepdim=True)
         for part in ("query", "key"):
             f.need(call[part], matters.expand(f.graph.look(call[part]).shape))
+        if isinstance(call.get("attn_mask"), fx.Node):
+            f.need(call["attn_mask"], matters)

@@ -76,8 +76,12 @@ function structure(view) {
 
 const BOX = [0.05, 0.25, 0.5, 0.75, 0.95];
 
-// Quantiles of a norm of a layer at a point.
+// Quantiles of a norm of a layer at a point; found once, as a slider comes by again.
 function quantilesAt(layer, which, k, points, levels) {
+  const found = (layer.boxes ??= { w: [], v: [] })[which];
+  return found[k] ??= sortedQuantiles(layer, which, k, points, levels);
+}
+function sortedQuantiles(layer, which, k, points, levels) {
   const values = layer[which];
   if (layer.kind === "weight") return BOX.map(q => values[levels.indexOf(q) * points + k]);
   const sorted = Float32Array.from({ length: layer.groups }, (_, g) => values[g * points + k]).filter(known).sort();

@@ -262,7 +262,15 @@ _PRESETS: dict[str, _Preset] = {
             "exclude": ("classifier.2",),
             **_MOMENTUM,
             "weight_decay": 0.0,
-            "grow_options": {"every": 2, "tau": 0.8, "by": 1.0, "least": 2, "params": 20_000, "then": 6},
+            # Of two neurons that read two one is easily dead; with τ = 0.8 the layer would stay as narrow as that.
+            "grow_options": {
+                "every": 2,
+                "tau": {"default": 0.8, "classifier": 0.4},
+                "by": 1.0,
+                "least": 2,
+                "params": 20_000,
+                "then": 6,
+            },
         },
     ),
     **_growing(),

@@ -91,6 +91,19 @@ FUNCTIONS = {
     "lerp": (lambda self, x: torch.lerp(x, F.relu(x), 0.3), {}, 5),
     "a map over the pixels": (lambda self, x: x * self.map[:, :, 1:6], {"map": (1, 1, 7, 7)}, 5),
     "einsum with a parameter": (lambda self, x: torch.einsum("bchw,cd->bdhw", x, self.mix), {"mix": (8, 8)}, 8),
+    "a comparison with each channel's parameter": (
+        lambda self, x: x * (x > self.bound).float(), {"bound": (8, 1, 1)}, 5),
+    "the larger of two": (lambda self, x: torch.max(x, -x), {}, 5),
+    "the larger of two with a parameter": (lambda self, x: torch.max(x, self.low), {"low": (8, 1, 1)}, 8),
+    "a remainder": (lambda self, x: torch.remainder(x, self.by), {"by": (8, 1, 1)}, 5),
+    "expand_as": (lambda self, x: x * x.mean((2, 3), keepdim=True).expand_as(x), {}, 5),
+    "reshape_as": (lambda self, x: x.flatten(0, 1).reshape_as(x), {}, 5),
+    "view_as": (lambda self, x: x.flatten(2).view_as(x), {}, 5),
+    "norm over pixels": (lambda self, x: x / (1 + torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)), {}, 5),
+    "norm over channels": (lambda self, x: x / (1 + torch.linalg.vector_norm(x, dim=1, keepdim=True)), {}, 8),
+    "groups written into the code": (lambda self, x: F.group_norm(x, 4), {}, 8),
+    "zeros of the same shape": (lambda self, x: x + torch.zeros_like(x), {}, 5),
+    "slopes that are computed": (lambda self, x: F.prelu(x, self.slope.abs()), {"slope": (8,)}, 8),
     "einsum channel by channel": (lambda self, x: torch.einsum("bchw,c->bchw", x, self.scale), {"scale": (8,)}, 5),
 }  # fmt: skip
 
@@ -216,6 +229,39 @@ def test_heads_go_whole(attend):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         small(net.inputs(2))
     assert profile(model, net.inputs(2)).macs_of(sel) == report.macs == counter.get_total_flops() // 2
+
+
+class Biased(Heads):
+    """Every head adds a number of its own for every distance, as in T5."""
+
+    def __init__(self, after=lambda bias: bias):
+        super().__init__(None)
+        self.bias = nn.Embedding(9, 3)
+        self.after = after
+
+    def forward(self, x):
+        place = torch.arange(x.shape[1])
+        bias = self.after(self.bias(place[:, None] - place + 4).permute(2, 0, 1))
+        self.attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("after", "left"), [(lambda bias: bias, 2), (lambda bias: bias.softmax(0), 3)])
+def test_the_biases_of_attention_go_with_its_heads(after, left):
+    net = zoo.Net(lambda: Biased(after), zoo._images(5, 10))
+    model = net.build()
+    mask = torch.ones(3, 3, 4, dtype=torch.bool)
+    mask[:, 1] = False
+    small = checked_shrink(net, model, Selection({"qkv.weight": mask.flatten()}))
+    assert (small.qkv.out_features, small.bias.embedding_dim) == (12 * left, left)
+
+
+def test_a_size_that_depends_on_the_data_is_refused():
+    """Were it followed, the network of the example would not be that of other inputs."""
+    net = zoo.Net(lambda: Between(lambda self, x: x[:, self.read.abs() >= 0], read=(8,)), zoo._images(3, 5, 7))
+    model = net.build()
+    with pytest.raises(ValueError, match=r"aten.index.Tensor to make a tensor whose size depends on the data"):
+        shrink(model, Selection({"first.weight": torch.arange(8) < 4}), net.inputs(2))
 
 
 def test_products_of_three_are_counted_from_left_to_right():

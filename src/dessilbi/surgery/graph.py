@@ -110,6 +110,7 @@ class Graph:
     def of(cls, model: nn.Module, example_inputs: Inputs) -> Graph:
         """Export the network in evaluation mode and link its tensors. The network is left as it was."""
         nodes, program = traced(model, example_inputs)
+        _check_sizes(nodes)
         placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         names, constants = {}, {}
         for spec in program.graph_signature.input_specs:
@@ -240,6 +241,18 @@ class Graph:
                 while not torch.equal(root, root[root]):
                     root = root[root]
         self.classes = root
+
+
+def _check_sizes(nodes: Sequence[fx.Node]) -> None:
+    for node in nodes:
+        value = node.meta.get("val")
+        tensors = value if isinstance(value, (list, tuple)) else [value]
+        if any(type(n) is not int for t in tensors if isinstance(t, Tensor) for n in t.shape):
+            path, kind = owner(node)
+            raise ValueError(
+                f"module {path!r} ({kind}) uses {node.target} to make a tensor whose size depends on the data: sizes "
+                "may depend on the batch only; nothing was changed"
+            )
 
 
 def traced(model: nn.Module, example_inputs: Inputs) -> tuple[list[fx.Node], ExportedProgram]:

@@ -175,6 +175,9 @@ def _as_planned(plan: Plan, old: fx.Node, new: fx.Node) -> bool:
         at = 2 * (len(shape_of(old)) - 1 - varying(graph.look(old))[0])
         return tuple(call["pad"][at : at + 2]) == plan.amounts(old)
     rule = graph.rules[old]
+    if isinstance(rule, GroupNorm):
+        size = shape_of(old)[1] // graph.calls[old]["num_groups"]
+        return bool(call["num_groups"] * size == plan.shape(old)[1])
     if not isinstance(rule, Movement) or rule.touched(graph, old) is None or graph.maps[old] is None:
         return True
     offset, places = 0, {}

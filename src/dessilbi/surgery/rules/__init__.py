@@ -46,26 +46,30 @@ __all__ = [
 
 _SAME = (
     "relu relu6 leaky_relu tanh gelu silu mish elu selu celu hardswish softsign softshrink hardshrink tanhshrink rrelu "
-    "abs neg negative sqrt square sin tan sinh asin atan asinh erf sign round floor ceil trunc frac nan_to_num dropout "
-    "feature_dropout alpha_dropout feature_alpha_dropout clone contiguous detach detach_copy alias to _to_copy type_as "
-    "float half double bfloat16 lift_fresh_copy positive expm1 log1p identity native_dropout dropout2d"
+    "abs absolute neg negative sqrt square sin tan sinh asin atan asinh erf sign sgn round floor ceil trunc frac "
+    "nan_to_num dropout feature_dropout alpha_dropout feature_alpha_dropout clone contiguous detach detach_copy alias "
+    "to _to_copy type_as float half double bfloat16 lift_fresh_copy positive expm1 log1p identity native_dropout dropout2d"
 )
 _OTHER = (
     "sigmoid hardsigmoid softplus exp exp2 log log2 log10 cos cosh acos rsqrt reciprocal log_sigmoid logsigmoid erfc "
-    "eq ne lt le gt ge logical_not isnan isinf bitwise_not ones_like full_like"
+    "threshold logical_not isnan isinf bitwise_not ones_like full_like"
 )
 _SPATIAL = (
     "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d "
     "upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d upsample_trilinear3d "
     "upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
-    "max_pool2d_with_indices"
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa max_pool2d_with_indices"
 )
 _MOVEMENT = (
     "view reshape _unsafe_view flatten unflatten permute transpose t numpy_T swapaxes movedim squeeze unsqueeze expand "
     "slice select narrow split split_with_sizes chunk unbind index index_select flip roll repeat repeat_interleave "
-    "tile pixel_shuffle pixel_unshuffle channel_shuffle unfold stack ravel expand_as view_as reshape_as diagonal"
+    "tile pixel_shuffle pixel_unshuffle channel_shuffle unfold stack ravel expand_as view_as reshape_as diagonal mT "
+    "tensor_split rot90"
 )
+_REDUCTION = "mean sum amax amin var std logsumexp max min norm linalg_vector_norm"
+_SUM = "add sub rsub maximum minimum fmax fmin hypot"
+_QUOTIENT = "div true_divide divide floor_divide fmod remainder copysign"
 _AFFINE = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear"
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAME.split(), Unary(True)),
@@ -73,12 +77,13 @@ _RULES: dict[str, Rule] = {
     "zeros_like": Zeros(),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided"), CONSTANT),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "hardtanh", "clip"), Clamp()),
-    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), Softmax()),
+    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod"), Softmax()),
     **dict.fromkeys(_SPATIAL.split(), Spatial()),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "logsumexp", "max", "min", "norm"), Reduction()),
-    **dict.fromkeys(("add", "sub", "rsub", "maximum", "minimum"), Elementwise(torch.logical_and)),
+    **dict.fromkeys(_REDUCTION.split(), Reduction()),
+    **dict.fromkeys(_SUM.split(), Elementwise(torch.logical_and)),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), Elementwise(lambda a, b: (a & b).zero_())),
     **dict.fromkeys(("mul", "multiply"), Product()),
-    **dict.fromkeys(("div", "true_divide", "divide"), Elementwise(lambda a, b: a)),
+    **dict.fromkeys(_QUOTIENT.split(), Elementwise(lambda a, b: a)),
     **dict.fromkeys(("addcmul", "addcdiv"), Elementwise(lambda a, b, c: a & b, "self", "tensor1", "tensor2")),
     "lerp": Elementwise(lambda a, b, weight: a & b, "self", "end", "weight"),
     "where": Elementwise(lambda mask, a, b: a & b, "condition", "self", "other"),
@@ -94,7 +99,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("argmax", "argmin", "topk", "sort", "baddbmm"), PINNED),
     "addmm": Addmm(),
     "prelu": Prelu(),
-    "pow": Power(),
+    **dict.fromkeys(("pow", "float_power"), Power()),
     "group_norm": GroupNorm(),
     "embedding": Embedding(),
     "scaled_dot_product_attention": Attention(),

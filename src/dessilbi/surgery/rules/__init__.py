@@ -48,7 +48,8 @@ _SAME = (
     "relu relu6 leaky_relu tanh gelu silu mish elu selu celu hardswish softsign softshrink hardshrink tanhshrink rrelu "
     "abs absolute neg negative sqrt square sin tan sinh asin atan asinh erf sign sgn round floor ceil trunc frac "
     "nan_to_num dropout feature_dropout alpha_dropout feature_alpha_dropout clone contiguous detach detach_copy alias "
-    "to _to_copy type_as float half double bfloat16 lift_fresh_copy positive expm1 log1p identity native_dropout dropout2d"
+    "to _to_copy type_as float half double bfloat16 lift_fresh_copy positive expm1 log1p identity native_dropout "
+    "dropout2d"
 )
 _OTHER = (
     "sigmoid hardsigmoid softplus exp exp2 log log2 log10 cos cosh acos rsqrt reciprocal log_sigmoid logsigmoid erfc "

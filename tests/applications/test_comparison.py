@@ -367,7 +367,9 @@ def test_a_sweep_with_three_seeds(search: Config, keeps: tuple[float, ...], tmp_
     assert [rows[m, 0.1]["cost"] for m in methods[1:]] == [0.5, 1, 2, 1, 0.5, 0.5]
     for seed in grid.seeds:
         folder = comparison.folder / f"seed-{seed}"
-        assert [len(Run.open(folder / name).metrics()) for name in ("dessilbi", "dessilbi-settled-lamp-0.1")] == [2, 4]
+        early, settled = (Run.open(folder / name) for name in ("dessilbi", "dessilbi-settled-lamp-0.1"))
+        assert (len(early.metrics()), len(settled.metrics())) == (2, 4)
+        assert (settled.config.settle_keep, settled.config.settle_allocation) == (0.1, "lamp")
         for method in methods[1:]:
             for keep in keeps:
                 run = Run.open(folder / f"{method}-{keep:g}")

@@ -78,7 +78,7 @@ def test_a_sweep_and_a_transfer_are_comparisons(cli: Cli) -> None:
     sweep = cli("ticket", "sweep", "runs/sweep", *SMALL, "--at", "1,2", "--keep", "0.3", "--allocation", "erk")
     assert sweep.status == 0
     assert Comparison.open("runs/sweep").grid.methods == ("dense", "dessilbi-erk@1", "dessilbi-erk@2", "dessilbi-erk")
-    assert "dessilbi-erk, keep 0.3: settled after 2 of 2 epochs of the search, 0 saved" in sweep.out
+    assert "dessilbi-erk, keep 0.3: stopped after 2 of 2 epochs of the search, 0 saved" in sweep.out
     transfer = cli("ticket", "transfer", "runs/transfer", *SMALL, "--source", "digits[0-4]", "--target", "digits[5-9]",
                    "--at", "1", "--keep", "0.3", "--repeats", "1")  # fmt: skip
     assert (transfer.status, transfer.err) == (0, "")

@@ -234,7 +234,7 @@ def _print(folder: Path, found: Mapping[str, Any]) -> None:
     for row in found["rows"]:
         if row["method"].startswith("dessilbi") and "@" not in row["method"]:
             saved = search["epochs"] - row["at"]
-            text = f"settled after {row['at']:.3g} of {search['epochs']} epochs of the search, {saved:.3g} saved"
+            text = f"stopped after {row['at']:.3g} of {search['epochs']} epochs of the search, {saved:.3g} saved"
             console.print(f"{row['method']}, keep {row['keep']:g}: {text}", markup=False, soft_wrap=True)
     if found["missing"]:
         console.print(f"{found['missing']} cells are still to do", markup=False)

@@ -80,3 +80,45 @@ def test_a_damaged_run(cli, run):
     assert "line 1 is not JSON" in result.err
     Path("some run/config.toml").write_text("nu = 'x'")
     assert "nu='x': must be a number" in cli("show", "some run").err
+
+
+LINES = [
+    "epoch 1/12  loss 1.2500  dense 50.00 %  sparse 10.00 %  keep 0  λ inf  time 2.0 s",
+    "epoch 2/12  loss 0.5000  dense 75.00 %  sparse 62.50 %  keep 0.0625  λ 0.03125  time 2.0 s",
+    "epoch 3/12  loss 0.2500  dense 87.65 %",
+]
+
+
+def test_following_a_run_that_has_ended(cli, run):
+    assert cli("show", "some run", "--follow").out.splitlines() == [*LINES, "some run: interrupted"]
+    assert cli("show", "some run", "-f", "--last", "1").out.splitlines() == [LINES[2], "some run: interrupted"]
+    assert cli("show", "some run", "-f", "--json").out == cli("show", "some run", "--json").out
+
+
+def test_following_while_it_trains(cli, monkeypatch):
+    """Every look at the run comes before something that happens to it; every line is told once, in its order."""
+    made = Run.create("live", Config(epochs=12))
+    told = []
+
+    def again() -> None:
+        """A run that went back to its checkpoint goes through an epoch again."""
+        Path("live/metrics.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+
+    events = [
+        lambda: made.set_status("running"),
+        lambda: made.append(ROWS[0]),
+        lambda: made.append(ROWS[1]),
+        again,
+        lambda: made.append(ROWS[1] | {"loss": 0.625}),
+        lambda: (made.append(ROWS[2]), made.set_status("finished")),
+    ]
+
+    def wait(seconds: float) -> None:
+        told.append(seconds)
+        events.pop(0)()
+
+    monkeypatch.setattr("dessilbi.cli.show.time.sleep", wait)
+    result = cli("show", "live", "--follow")
+    assert result.out.splitlines() == [*LINES[:2], LINES[1].replace("0.5000", "0.6250"), LINES[2], "live: finished"]
+    assert not events
+    assert max(told) <= 1

@@ -289,6 +289,23 @@ def test_the_table(tmp_path: Path) -> None:
     assert snip["emptied"] == 1
 
 
+@pytest.mark.parametrize(
+    ("methods", "reference"),
+    [
+        (("magnitude-erk", "magnitude"), "magnitude"),
+        (("snip", "magnitude-erk@1", "magnitude-lamp", "magnitude-erk"), "magnitude-lamp"),
+        (("snip", "magnitude-erk@1"), "magnitude-erk@1"),
+        (("snip",), "magnitude"),
+    ],
+)
+def test_what_the_others_are_paired_with(methods: tuple[str, ...], reference: str, tmp_path: Path) -> None:
+    assert Grid(SEARCH, methods, (0.1,), epochs=3, rewind=1).reference == reference
+    comparison = Comparison.create(tmp_path / "grid", Grid(SEARCH, methods, (0.1,), epochs=3, rewind=1))
+    wider = Comparison.create(tmp_path / "grid", Grid(SEARCH, (*methods, "magnitude"), (0.1,), epochs=3, rewind=1))
+    assert (comparison.grid.reference, wider.grid.reference) == (reference, "magnitude")
+    assert Comparison.open(tmp_path / "grid").grid == wider.grid
+
+
 def test_what_goes_wrong_is_said_and_the_rest_is_done(tmp_path: Path) -> None:
     grid = Grid(SEARCH.replace(epochs=1), ("magnitude", "magnitude-lamp"), (0.001,), epochs=1, rewind=0)
     comparison = Comparison.create(tmp_path / "grid", grid)

@@ -57,7 +57,8 @@ class Grid:
         epochs: of the final training, and of dense networks.
         rewind: the epoch whose weights tickets start from; None: they go on from where they were found, fine-tuned.
         repeats: how many random tickets a cell of a random method trains.
-        reference: the method that the others are paired with.
+        reference: the method that the others are paired with; by default ``magnitude``, or where it is not among them
+            the first that prunes by the magnitudes of a trained network, such as ``magnitude-lamp``.
         source: the data set from which tickets are ``transferred``.
     """
 
@@ -68,7 +69,7 @@ class Grid:
     epochs: int = 160
     rewind: int | None = tickets.REWIND
     repeats: int = 5
-    reference: str = "magnitude"
+    reference: str = ""
     source: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,6 +97,14 @@ class Grid:
                 raise ValueError(f"{at.kind}@{at.at}: its run has only {limit} epochs")
             if at.kind == "transferred" and self.source is None:
                 raise ValueError("method 'transferred' needs a source: the data set that the ticket is found on")
+
+        if self.reference not in self.methods:
+            object.__setattr__(self, "reference", self._reference())
+
+    def _reference(self) -> str:
+        by_magnitude = [name for name in self.methods if Method.parse(name).kind == "magnitude"]
+        late = [name for name in by_magnitude if Method.parse(name).at is None]
+        return next(iter(["magnitude"] if "magnitude" in late else late or by_magnitude), "magnitude")
 
     def cells(self) -> Iterator[Cell]:
         """All of them; neighbours are of different seeds, which share no runs, so that they can go side by side."""

@@ -1,6 +1,7 @@
 """`dessilbi compare` and `dessilbi ticket`: from a preset to tables, files and figures, on digits."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def test_a_comparison_goes_on_cell_by_cell(cli: Cli) -> None:
     assert written["rows"] == cells
     assert written["command"].startswith("dessilbi compare runs/grid --preset quick/lenet-mnist-ticket")
     assert written["date"]
+    assert written["device"] == f"CPU, {os.cpu_count()} cores"
     drawn = Path("one.svg").read_text()
     assert drawn.startswith("<?xml")
 

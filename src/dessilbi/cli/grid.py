@@ -192,9 +192,23 @@ def show(comparison: Comparison, options: Mapping[str, Any], command: str) -> No
         from dessilbi import files
         from dessilbi.training.environment import versions
 
-        found = {"command": command, "date": f"{date.today()}", **versions(), **table}
+        here = versions()
+        device = _hardware(comparison.grid.search.device, here["cores"])
+        found = {"command": command, "date": f"{date.today()}", "device": device, **here, **table}
         files.write_atomically(options["table_file"], (json.dumps(found, indent=1) + "\n").encode())
     _print(comparison.folder, table)
+
+
+def _hardware(name: str, cores: int) -> str:
+    import torch
+
+    from dessilbi.training.distribution import find_device
+
+    try:
+        device = find_device(name)
+    except ValueError:  # done elsewhere, shown here
+        return name
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {cores} cores"
 
 
 def _print(folder: Path, found: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from dessilbi import profile
 from dessilbi.applications.grow import Growth, ratio
 from dessilbi.models import create
 from dessilbi.surgery.widening import Widening
-from dessilbi.training import optimizers
+from dessilbi.training import optimizers, presets
 from dessilbi.training.config import Config
 from dessilbi.training.growing import Growing, Now
 from dessilbi.training.run import Run
@@ -172,6 +172,18 @@ def test_the_whole_stream_grows() -> None:
     carried = {f"layer{stage}.{i}.conv2": 3 for stage in (2, 3) for i in range(3)}
     assert grew == {**first, **carried, "layer3.2.conv1": 3}
     assert session.growth.history["stages"][0]["grew"] == {"conv1": 3, "layer3.2.conv1": 3}
+
+
+def test_a_layer_with_a_single_filter_grows_and_counts_for_the_budget() -> None:
+    config = LENET.replace(model_options={"widths": [1, 1, 6, 7]})
+    session = Session(growing(config, by=2.0, least=1, params=2000))
+    assert ratio(session.now(), [CONV1]) == 0.0
+    grew = session.go({CONV1: 1, CONV2: 1, CONV3: 6})
+    widths = [len(session.model.get_submodule(path).weight) for path in (CONV1, CONV2, CONV3, FC)]
+    assert list(grew) == [CONV1, CONV2, CONV3]
+    size = sum(p.numel() for p in session.model.parameters())
+    assert 1500 < size == lenet_parameters(*widths) <= 2000
+    assert session.growth.history["streams"] == [[CONV1], [CONV2], [CONV3], [FC]]
 
 
 def test_uniform_growth_takes_no_notice() -> None:
@@ -407,3 +419,50 @@ def test_settings_that_cannot_be(options: dict[str, Any], words: str) -> None:
 def test_configurations_that_cannot_be(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LENET.replace(**changes)
+
+
+# -- the paper's experiments -------------------------------------------------------------------------------------
+
+SEEDS = {
+    "vgg16": ([8] * 13, 2_960_000),
+    "vgg19": (
+        [1, 1, 2, 2, 4, 4, 4, 4, 8, 8, 8, 8, 8, 8, 8, 8],
+        [110_000, 200_000, 400_000, 820_000, 1_410_000, 2_000_000],
+    ),
+    "resnet56": ([8] * 55, 2_690_000),
+}
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("network", SEEDS)
+def test_presets_of_the_paper(network: str, data: str) -> None:
+    config = presets.get(f"grow/{network}-{data}")
+    assert (config.lr, config.nu, config.kappa, config.batch, config.data) == (0.01, 100.0, 1.0, 128, data)
+    assert (config.schedule, config.lr_drop, config.conv, config.linear) == ("step", 10.0, "filter", "none")
+    settings = Growing.of(config.grow_options)
+    assert (settings.every, settings.tau, settings.then, settings.policy) == (10, 0.8, 30, "ratio")
+    widths, budget = SEEDS[network]
+    assert settings.params == (3_370_000 if (network, data) == ("resnet56", "cifar100") else budget)
+    classes = 10 if data == "cifar10" else 100
+    model = create(config.model, classes, 3, **config.model_options)
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == widths
+    befores = [3, *widths[:-1]]
+    expected = sum(9 * i * o + 2 * o for i, o in zip(befores, widths, strict=True))
+    expected += 9 * classes if network == "resnet56" else 9 * 512 + 513 * classes
+    assert sum(p.numel() for p in model.parameters()) == expected
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
+    # All of its convolutions can grow, a residual network's three streams each by itself.
+    streams = Widening(model.eval(), torch.zeros(1, 3, 32, 32)).streams
+    growing_layers = [path for stream in streams for path in stream if path not in ("classifier.0",)]
+    assert len(growing_layers) == len(widths)
+    if network == "resnet56":
+        assert sorted(len(stream) for stream in streams) == [1] * 27 + [9, 9, 10]
+
+
+def test_presets_for_a_gpu_differ_in_speed_only_from_those_of_the_paper() -> None:
+    for network, (_, budget) in SEEDS.items():
+        fast, paper = (presets.get(f"grow/{network}-cifar10{end}") for end in ("-fast", ""))
+        assert fast.model_options == paper.model_options
+        assert fast.grow_options["params"] == budget
+        assert fast.compile == "graph"

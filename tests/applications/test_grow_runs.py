@@ -226,7 +226,7 @@ def test_the_control_grows_alike_to_the_same_sizes_at_the_same_epochs(tmp_path: 
     assert [s["epoch"] for s in theirs["stages"]] == [s["epoch"] for s in ours["stages"]]
     assert [s["widths"]["3"] for s in ours["stages"]] == [4] * 4
     for one, other in zip(ours["stages"], theirs["stages"], strict=True):
-        # As many as fit: with one more filter in both convolutions it would be larger than the run it is the control of.
+        # As many as fit: with one more filter in both convolutions it would be larger than what it is compared with.
         width = other["widths"]["0"]
         assert other["widths"]["3"] == width
         assert other["parameters"] == parameters(width, width) <= one["parameters"] < parameters(width + 1, width + 1)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from dessilbi.models import create, names
-from dessilbi.surgery import widen
+from dessilbi.surgery import profile, widen
 from dessilbi.surgery.widening import Widening
 from tests.surgery import zoo
 from tests.surgery.test_equality import is_consistent
@@ -212,6 +212,10 @@ def test_a_residual_stream_grows_as_a_whole_and_hands_on_to_those_behind():
     # One alone in the middle has only to take along what comes after it.
     wide = checked_widen(net, model, {"layer2.2.conv2": 2})
     assert (wide.conv1.out_channels, wide.layer2[0].conv2.out_channels, wide.fc.in_features) == (4, 8, 12)
+    # Streams of one width are streams of their own, too: what pads by nothing can pad.
+    equal = zoo.Net(lambda: create("resnet20", widths=[4, 4, 4]), zoo.built_in("resnet20").inputs)
+    wide = checked_widen(equal, equal.build(), {"layer2.1.conv2": 3})
+    assert (wide.conv1.out_channels, wide.layer2[0].conv2.out_channels, wide.fc.in_features) == (4, 7, 7)
     # Streams behind that are asked for as much need nothing more; asked for more, they get the rest of their own.
     wide = checked_widen(net, model, {"conv1": 2, "layer2.0.conv2": 2, "layer3.0.conv2": 5})
     assert (wide.conv1.out_channels, wide.layer2[0].conv2.out_channels, wide.fc.in_features) == (6, 8, 15)
@@ -272,6 +276,74 @@ def test_layers_that_share_a_module():
     wide, index = sized(net, net.build(), {"stem": 2})
     assert wide.shared.weight.shape[:2] == (10, 10)
     assert new(index["shared.weight"][0], 10) == new(index["shared.weight"][1], 10) == [8, 9]
+
+
+# -- layers with a single filter ---------------------------------------------------------------------------------
+
+
+def test_from_a_single_filter_to_more() -> None:
+    net = zoo.Net(lambda: create("lenet5", widths=[1, 1, 2, 1]), zoo.built_in("lenet5").inputs)
+    model = net.build()
+    widening = Widening(model, net.inputs(2))
+    assert widening.streams == [["features.0"], ["features.3"], ["features.6"], ["classifier.0"]]
+    extra = {"features.0": 3, "features.3": 1, "features.6": 2, "classifier.0": 4}
+    assert [widening.multiple(path) for path in extra] == [1] * 4
+    wide, index = sized(net, model, extra)
+    assert list(Widening(wide, net.inputs(2)).widths.values()) == [4, 2, 4, 5, 10]
+    assert zoo.parameters(wide) == 26 * 4 + 101 * 2 + 51 * 4 + 5 * 5 + 60 == widening.parameters(extra)
+    assert widening.macs(extra) == profile(wide, net.inputs(2)).macs
+    for path, p in wide.named_parameters():
+        old = dict(model.named_parameters())[path]
+        there = p[torch.meshgrid(*index[path], indexing="ij")] if path in index else p
+        assert torch.equal(there, old)
+    assert (wide.features[3].weight[0, 1:] == 0).all()
+    assert (wide.features[0].weight[1:].flatten(1).norm(dim=1) > 0).all()
+    for init in ("split", "random"):
+        assert widen(model, extra, net.inputs(2), init=init).classifier[0].weight.shape == (5, 4)
+    checked_widen(net, model, {"features.0": 2}, tol=2e-6, init="split")
+
+
+def test_a_single_filter_of_a_flattened_map_or_a_concatenation() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 1, 3), nn.BatchNorm2d(1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)
+    )
+    net = zoo.Net(lambda: zoo.randomise(model, 0), zoo._images(2, 5, 6))
+    wide, index = sized(net, net.build(), {"0": 2})
+    assert new(index["4.weight"][1], 36) == list(range(12, 36))
+    assert (wide[1].running_var[1:] == 1).all()
+    net = zoo.Net(Branches, zoo._images(2, 5, 6))
+    _, index = sized(net, net.build(), {"b": 1})
+    assert new(index["out.weight"][1], 6) == [3]  # [2 | 1, 1 | 2]
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(2, n, 1) for n in (2, 1, 2))
+        self.out = nn.Conv2d(5, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.cat([self.a(x), self.b(x), self.c(x)], 1).relu())
+
+
+def test_single_channels_that_have_to_stay() -> None:
+    one = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    with pytest.raises(ValueError, match=r"'2': it has a single channel, which is an output.*begin with two"):
+        widen(one, {"2": 1}, torch.randn(2, 4))
+    stream = create("resnet20", widths=[1, 1, 1])
+    optimizer = numbered(stream)
+    before = snapshot(stream)
+    with pytest.raises(ValueError, match="'conv1': it has a single channel"):
+        widen(stream, {"layer1.0.conv1": 1, "conv1": 1}, torch.randn(1, 3, 16, 16), optimizer)
+    assert unchanged(stream, before)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in stream.parameters()]
+    # What is refused of the rest is refused before the single ones have changed.
+    model = create("lenet5", widths=[1, 2, 2, 2])
+    optimizer = numbered(model)
+    with pytest.raises(ValueError, match="'classifier.2': its channels are outputs"):
+        widen(model, {"features.0": 1, "classifier.2": 1}, torch.randn(1, 1, 28, 28), optimizer)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
 
 
 # -- what new filters start from ---------------------------------------------------------------------------------

@@ -5,40 +5,24 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from dessilbi.coupling import Channels
-from dessilbi.groups import Labels, Partition
+from dessilbi.groups import Labels
 from dessilbi.surgery import state
-from dessilbi.surgery.channels import joined
 from dessilbi.surgery.costs import multiply_adds
 from dessilbi.surgery.graph import FIXED, Graph, Inputs
 from dessilbi.surgery.nodes import inside, owner
-from dessilbi.surgery.resize import mismatched, resize
-from dessilbi.surgery.shrinking import check_network, same_outputs, values_of
-from dessilbi.surgery.widening_ascent import steepest
-from dessilbi.surgery.widening_plan import (
-    Grown,
-    Layer,
-    Stretch,
-    carried,
-    chosen,
-    layers_of,
-    place,
-    streams,
-    sums,
-    templates,
-)
-from dessilbi.surgery.widening_values import Insertion, constants, he, new_filters, split, untouched
+from dessilbi.surgery.shrinking import check_network, same_outputs
+from dessilbi.surgery.widening_network import Grew, Start, ascend, doubled, fill, stretched
+from dessilbi.surgery.widening_plan import Layer, Stretch, carried, chosen, layers_of, streams, sums, templates
+from dessilbi.surgery.widening_values import regroup
 
 INITS = ("zero", "random", "gradmax", "split")
-# What "random" gives outgoing weights, and "split" takes from one for the other, as a part of He's standard deviation.
-_SMALL = 0.1
 
 
 def widen(
@@ -83,15 +67,6 @@ def widen(
     return Widening(model, example_inputs).apply(extra, optimizer, init=init, generator=generator, loss=loss)
 
 
-class Grew(NamedTuple):
-    """A wider network, the plan of what is new in it, and how the old entries got there."""
-
-    model: nn.Module
-    plan: Grown
-    layers: dict[str, Layer]
-    insertions: dict[str, Insertion]
-
-
 class Widening:
     """What a network can grow by, and what that costs; `apply` does it.
 
@@ -104,13 +79,17 @@ class Widening:
         self.model, self.example_inputs = model, example_inputs
         self.graph = Graph.of(model, example_inputs)
         self._layers = {layer.path: layer for layer in layers_of(self.graph)}
+        self.start = Start(model, example_inputs, self.graph, self._layers)
         self._sums = {node: set(classes.tolist()) for node, classes in sums(self.graph)}
+        self._doubled: dict[tuple[str, ...], Widening] = {}
+        self.paths: tuple[str, ...] = ()
 
     @property
     def streams(self) -> list[list[str]]:
         """The layers that can grow; those that write the same channels, and grow together, as one entry."""
         can = {path: layer for path, layer in self._layers.items() if self._why_not(layer) is None}
-        return streams(self.graph, can)
+        single = [[path] for path, layer in can.items() if len(layer.atoms) == 1]
+        return sorted([*streams(self.graph, can), *single], key=lambda stream: list(can).index(stream[0]))
 
     @property
     def widths(self) -> dict[str, int]:
@@ -124,6 +103,8 @@ class Widening:
     def multiple(self, path: str) -> int:
         """What the amount for a layer must be a multiple of."""
         layer = self._layer(path)
+        if len(layer.atoms) == 1:
+            return 1
         classes, wanted = self.graph.classes[layer.atoms], templates(self.graph, layer)
         return int(torch.isin(classes, wanted).sum())
 
@@ -137,11 +118,17 @@ class Widening:
 
     def parameters(self, extra: Mapping[str, int]) -> int:
         """How many parameters the wider network would have."""
+        base, extra = self._base(extra)
+        if base is not self:
+            return base.parameters(extra)
         sizes = self._stretch(extra).sizes() if extra else {}
         return sum(sizes.get(name, p.shape).numel() for name, p in self.model.named_parameters())
 
     def macs(self, extra: Mapping[str, int]) -> int:
         """Its multiply-adds, of the example inputs."""
+        base, extra = self._base(extra)
+        if base is not self:
+            return base.macs(extra)
         return sum(multiply_adds(self.graph, self._stretch(extra) if extra else None).values())
 
     def apply(
@@ -162,20 +149,29 @@ class Widening:
                 + ("give loss, a function of a network" if loss is None else "loss is not used; leave it out")
             )
         generator = generator or _generator()
-        grew = self._grow(extra, generator if init == "split" else None)
-        self._fill(grew, init, generator)
+        base, rest = self._base(extra)
+        if base is self:
+            grew, rest = self._grow(extra, generator if init == "split" else None), {}
+        else:
+            grew = doubled(self.start, base.paths)
+            if rest:  # what is to be refused is, before anything changes
+                base._grow(rest, None)
+        fill(grew, self.model, init, generator)
         if init != "random" and not self._same(grew.model):
             raise RuntimeError(
                 "the wider network does not compute what the network computes; nothing was changed. Its forward may "
                 "use sizes in a way that the exported graph does not show: please report it"
             )
         if loss is not None:
-            self._ascend(grew, loss)
+            ascend(grew, loss)
         if optimizer is not None:
             self._check_groups(optimizer, grew)
-            state.move(optimizer, self.model, grew.model, grew.insertions, lambda group, names: _regroup(
+            state.move(optimizer, self.model, grew.model, grew.insertions, lambda group, names: regroup(
                 group, names, grew.plan.graph))  # fmt: skip
         state.carry_masks(self.model, grew.model, grew.insertions, set())
+        if rest:
+            further = Widening(grew.model, self.example_inputs)
+            return further.apply(rest, optimizer, init=init, generator=generator, loss=loss)
         return grew.model
 
     # -- how much ------------------------------------------------------------------------------------------------
@@ -198,6 +194,12 @@ class Widening:
     def _why_not(self, layer: Layer) -> str | None:
         """What keeps a layer as wide as it is."""
         graph, classes = self.graph, set(self.graph.classes[layer.atoms].tolist())
+        if len(layer.atoms) == 1:
+            try:
+                base = self._with_two((layer.path,))
+            except ValueError as error:
+                return str(error)
+            return base._why_not(base._layers[layer.path])
         if classes == {FIXED}:
             return "its channels are outputs of the network, or an operator needs all of them as they are"
         for blocked in graph.blocked:
@@ -244,84 +246,34 @@ class Widening:
                     own.index_add_(0, drawn, torch.ones_like(drawn))
         return Stretch(self.graph, carried(self.graph, own))
 
-    # -- the wider network ---------------------------------------------------------------------------------------
+    def _base(self, extra: Mapping[str, int]) -> tuple[Widening, Mapping[str, int]]:
+        """The network with two filters in those layers to grow that have one, and what is then still to come."""
+        if not isinstance(extra, Mapping):
+            return self, extra
+        single = tuple(path for path in self._layers if path in extra and len(self._layers[path].atoms) == 1)
+        if not single:
+            return self, extra
+        rest = {path: _amount(path, n) - (path in single) for path, n in extra.items() if self._layer(path)}
+        return self._with_two(single), {path: n for path, n in rest.items() if n}
+
+    def _with_two(self, paths: tuple[str, ...]) -> Widening:
+        if paths not in self._doubled:
+            self._doubled[paths] = Widening(doubled(self.start, paths).model, self.example_inputs)
+            self._doubled[paths].paths = paths
+        return self._doubled[paths]
 
     def _grow(self, extra: Mapping[str, int], generator: torch.Generator | None) -> Grew:
-        """The wider network, of zeros, and the plan of what is new in it."""
         stretch = self._stretch(extra, generator)
-        sizes = {name: _Sized(size, _is_channels_last(self.model)) for name, size in stretch.sizes().items()}
-        for adapt in (True, False) if stretch.suspects() else (True,):
-            wide = copy.deepcopy(self.model)
-            resize(wide, stretch, sizes, adapt=adapt)  # type: ignore[arg-type]
-            for p in wide.parameters():
-                p.grad = None
-            try:
-                graph = Graph.of(wide, self.example_inputs)
-            except ValueError:
-                continue
-            layers = {layer.path: layer for layer in layers_of(graph)}
-            if layers.keys() != self._layers.keys():
-                continue
-            for interleaved in (False, True):
-                plan = self._placed(stretch, graph, layers, interleaved)
-                if plan is None or mismatched(plan, self.graph.nodes):
-                    continue
-                cuts, there = plan.cuts(), values_of(wide)
-                constant = constants(graph)
-                return Grew(wide, plan, layers, {
-                    name: Insertion(cut, there[name], constant.get(name, 0.0)) for name, cut in cuts.items()
-                })  # fmt: skip
-        modules = sorted({repr(owner(node)[0]) for node in stretch.suspects()})
-        raise ValueError(
-            f"extra={dict(extra)!r}: the network cannot grow there: sizes are written into the code of "
-            f"{', '.join(modules) or 'a module'}; name other layers, or other amounts"
-        )
+        grew = stretched(self.start, stretch)
+        if grew is None:
+            modules = sorted({repr(owner(node)[0]) for node in stretch.suspects()})
+            raise ValueError(
+                f"extra={dict(extra)!r}: the network cannot grow there: sizes are written into the code of "
+                f"{', '.join(modules) or 'a module'}; name other layers, or other amounts"
+            )
+        return grew
 
-    def _placed(self, stretch: Stretch, graph: Graph, layers: Mapping[str, Layer], interleaved: bool) -> Grown | None:
-        """What is new in the wider network's graph, if it fits."""
-        origin = torch.zeros(len(graph.classes), dtype=torch.long)
-        for path, layer in self._layers.items():
-            if int(stretch.more(layer.atoms).sum()):
-                of = place(layer, layers[path], stretch, interleaved)
-                if not len(of):
-                    return None
-                classes = graph.classes[layers[path].atoms]
-                origin[classes[of >= 0]] = classes[of[of >= 0]]
-        plan = Grown(graph, origin)
-        return plan if plan.leaves(self.graph) else None
-
-    @torch.no_grad()
-    def _fill(self, grew: Grew, init: str, generator: torch.Generator) -> None:
-        """Give the wider network its values."""
-        old, wide = values_of(self.model), values_of(grew.model)
-        weights = {layer.weight: layer for layer in grew.layers.values()}
-        for name, insertion in grew.insertions.items():
-            t = wide[name].detach()
-            layer = weights.get(name)
-            if layer is None:
-                t.fill_(insertion.fill)
-            elif init != "split":
-                he(grew.plan, layer, t, generator, _SMALL if init == "random" else 0.0)
-            insertion.into(t, old[name].detach())
-            if init == "split":
-                split(grew.plan, name, layer, t, generator, _SMALL)
-
-    def _ascend(self, grew: Grew, loss: Callable[[nn.Module], Tensor]) -> None:
-        """Turn the new filters to where what they feed has the largest gradient."""
-        named, plan = dict(grew.model.named_parameters()), grew.plan
-        filters, fed = [], []
-        for layer in grew.layers.values():
-            insertion, p = grew.insertions.get(layer.weight), named.get(layer.weight)
-            if insertion is None or p is None:
-                continue
-            new = plan.lost(layer.atoms).nonzero().flatten()
-            grouped = plan.graph.grouped.get(layer.weight)
-            if len(new) and not (grouped and grouped.transposed):  # where filters lie along no axis they stay as drawn
-                filters.append((p, layer.rows, new))
-            mask = untouched(new_filters(plan, layer), insertion)
-            if mask.any():
-                fed.append((p, mask))
-        steepest(grew.model, filters, fed, loss)
+    # -- what has to hold ----------------------------------------------------------------------------------------
 
     def _same(self, wide: nn.Module) -> bool:
         # On the CPU: a GPU may round to ten bits (TF32), and otherwise for other shapes.
@@ -347,24 +299,6 @@ class Widening:
                     )
 
 
-class _Sized:
-    """Makes a tensor of another size, all zeros, from one."""
-
-    def __init__(self, size: torch.Size, channels_last: bool) -> None:
-        self.size, self.channels_last = size, channels_last
-
-    def __call__(self, t: Tensor) -> Tensor:
-        form = torch.channels_last if self.channels_last and len(self.size) == 4 else torch.contiguous_format
-        return torch.empty(self.size, dtype=t.dtype, device=t.device, memory_format=form).zero_()
-
-
-def _is_channels_last(model: nn.Module) -> bool:
-    return any(
-        p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
-        for p in model.parameters()
-    )
-
-
 def _amount(path: str, n: Any) -> int:
     try:
         if isinstance(n, bool):
@@ -380,14 +314,3 @@ def _amount(path: str, n: Any) -> int:
 def _generator() -> torch.Generator:
     """Seeded by torch's own."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-
-
-def _regroup(group: Any, names: list[str], graph: Graph) -> Any:
-    """The groups of the new parameters: as before, joined anew where they span tensors."""
-    if not isinstance(group, (list, tuple)):
-        return group
-    filters: dict[str, Partition] = {
-        name: part.filters for name, part in zip(names, group, strict=True) if isinstance(part, Channels)
-    }
-    together = joined(graph, filters) if filters else {}
-    return tuple(together.get(name, part) for name, part in zip(names, group, strict=True))

@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dessilbi.coupling import Channels
+from dessilbi.groups import Partition
+from dessilbi.surgery.channels import joined
 from dessilbi.surgery.graph import Graph
 from dessilbi.surgery.nodes import along, name_of, varying
 from dessilbi.surgery.plan import Cut
@@ -164,3 +167,35 @@ def _split_along(
         more = (torch.randn(shape, generator=generator) * std).to(t.device, t.dtype)
         t.index_add_(axis, where.to(t.device), more)
         t.index_add_(axis, source[where].to(t.device), more, alpha=-1)
+
+
+# -- tensors and groups of another size ----------------------------------------------------------------------------
+
+
+class Sized:
+    """Makes a tensor of another size, all zeros, from one."""
+
+    def __init__(self, size: torch.Size, channels_last: bool) -> None:
+        self.size, self.channels_last = size, channels_last
+
+    def __call__(self, t: Tensor) -> Tensor:
+        form = torch.channels_last if self.channels_last and len(self.size) == 4 else torch.contiguous_format
+        return torch.empty(self.size, dtype=t.dtype, device=t.device, memory_format=form).zero_()
+
+
+def is_channels_last(model: nn.Module) -> bool:
+    return any(
+        p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+        for p in model.parameters()
+    )
+
+
+def regroup(group: Any, names: list[str], graph: Graph) -> Any:
+    """The groups of the new parameters: as before, joined anew where they span tensors."""
+    if not isinstance(group, (list, tuple)):
+        return group
+    filters: dict[str, Partition] = {
+        name: part.filters for name, part in zip(names, group, strict=True) if isinstance(part, Channels)
+    }
+    together = joined(graph, filters) if filters else {}
+    return tuple(together.get(name, part) for name, part in zip(names, group, strict=True))

@@ -399,12 +399,17 @@ def test_the_history(tmp_path: Path) -> None:
         ({"flat": math.nan}, "flat=nan"),
         ({"policy": "greedy"}, "policy='greedy': must be one of ratio, uniform"),
         ({"init": "ones"}, "init='ones': must be one of zero, random, gradmax, split"),
-        ({"every": 60, "then": 60}, "there is no time to grow"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("[", r"\[").replace("(", r"\(")):
         LENET.replace(grow_options=options)
+
+
+def test_a_run_that_is_too_short_to_grow() -> None:
+    Growth(LENET.replace(epochs=12))
+    with pytest.raises(ValueError, match="epochs=11 with grow_options every=5 and then=7: there is no time to grow"):
+        Growth(LENET.replace(epochs=11))
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ class Growth:
 
     def __init__(self, config: Config) -> None:
         self.growing = Growing.of(config.grow_options)
+        self.growing.check_time(config.epochs)
         self.epochs, self.seed = config.epochs, config.seed
         whole = config.replace(grow_options={})
         cosine = config.schedule == "cosine"

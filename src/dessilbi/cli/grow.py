@@ -177,7 +177,9 @@ def _config(
     try:
         known = base if base is not None else configuration(None, preset, None, {})
         wanted = _options_of(known, file) | growth or {"every": Growing.every}
-        return configuration(base, preset, file, {**changes, "grow_options": wanted})
+        config = configuration(base, preset, file, {**changes, "grow_options": wanted})
+        Growing.of(wanted).check_time(config.epochs)
+        return config
     except ValueError as error:
         raise click.UsageError(str(error), ctx) from None
 

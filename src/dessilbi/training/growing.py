@@ -75,6 +75,12 @@ class Growing:
                 raise ValueError(f"grow_options has {name!r}: known are {', '.join(known)}")
         return cls(**options)
 
+    def check_time(self, epochs: int) -> None:
+        """Raise a ValueError if a run of so many epochs could not grow once."""
+        if self.every + self.then > epochs:
+            raise ValueError(f"epochs={epochs} with grow_options every={self.every} and then={self.then}: there is no "
+                             "time to grow; epochs is the most that the run may take in all")  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, those that are set."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -40,7 +40,9 @@ __all__ = [
     "Matmul",
     "Movement",
     "Rule",
+    "Unary",
     "find",
+    "learn",
 ]
 
 
@@ -108,6 +110,12 @@ _RULES: dict[str, Rule] = {
     "constant_pad_nd": Padding(),
     "getitem": Getitem(),
 }  # fmt: skip
+
+
+def learn(operator: str, rule: Rule) -> None:
+    """Follow an operator from now on, by the name that it has in an exported graph without namespace and overload:
+    "swish" for ``mine::swish.default``."""
+    _RULES[operator] = rule
 
 
 def find(g: Graph, n: fx.Node) -> Rule:

@@ -53,7 +53,7 @@ class Lyapunov:
     """What rounding may have taken from `drop`; NaN at the first point."""
 
     def rho(self, lip: float) -> float:
-        """ρ = 1/κ − α(Lip + 2/ν)/2: positive where the step size is safe."""
+        """ρ = 1/κ − α(Lip + 2/ν)/2: positive where the step size is safe. Weight decay belongs to Lip: add it."""
         return 1 / self.kappa - self.alpha * (lip + 2 / self.nu) / 2
 
     def descends(self, lip: float) -> bool:

@@ -133,6 +133,20 @@ def oracle_l1(design: Any, y: Any, loss: str, weights: Any, kappa: float, alpha:
         yield alpha * (k + 1), z, b
 
 
+def test_a_feature_that_enters_unforeseen_acts_from_then_on() -> None:
+    """Correlated features turn round when others enter: some enter that were not taken along for that batch."""
+    n, p, steps = 200, 600, 400
+    rng = np.random.default_rng(0)
+    x = np.sqrt(0.1) * rng.standard_normal((n, p)) + np.sqrt(0.9) * rng.standard_normal((n, 1))
+    y = x[:, :20] @ (3 * rng.choice([-1.0, 1.0], 20)) + rng.standard_normal(n)
+    design, _, deviation = oracle.standardise(x, np.ones(n))
+    alpha = n / np.linalg.norm(design, 2) ** 2
+    path = lbi_path(x, y, kappa=1.0, alpha=alpha, times=alpha * np.arange(1, steps + 1))
+    states = oracle_l1(design, y[:, None], "squared", np.ones(n), 1.0, alpha, steps, y.mean(0))
+    for found, (_, z, _) in zip(path.coefs, states, strict=True):
+        np.testing.assert_allclose(found, (z - np.clip(z, -1, 1))[:, 0] / deviation, rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize(("loss", "n", "p"), [(loss, *size) for loss in LOSSES for size in ((40, 12), (60, 300))])
 def test_by_default_it_begins_at_the_first_entry_and_follows_the_path_of_small_steps(loss: str, n: int, p: int) -> None:
     """What the coarser default steps should have been is a fine Euler discretisation."""

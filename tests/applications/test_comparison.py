@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,16 @@ def test_another_backend_of_joblib_does_the_cells(tmp_path: Path) -> None:
     assert (len(made), comparison.todo()) == (1, [])
 
 
+def test_backends_and_jobs_that_there_are_not(done: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
+    with pytest.raises(ValueError, match="Ray is not installed: pip install ray, or leave backend out"):
+        done.go(backend="ray")
+    with pytest.raises(ValueError, match="backend: nowhere"):
+        done.go(backend="nowhere")
+    with pytest.raises(ValueError, match="jobs=0: give at least 1"):
+        done.go(jobs=0)
+
+
 def test_fine_tuning_instead_of_rewinding(tmp_path: Path) -> None:
     grid = Grid(SEARCH.replace(epochs=1), ("dessilbi@1", "iterative"), (0.7,), epochs=2, rewind=None)
     comparison = Comparison.create(tmp_path / "grid", grid)
@@ -330,6 +341,7 @@ def test_what_goes_wrong_is_said_and_the_rest_is_done(tmp_path: Path) -> None:
         ({"methods": ("iterative@4",)}, r"iterative@4: its run has only 3 epochs"),
         ({"methods": ("transferred",)}, r"needs a source"),
         ({"keeps": (1.5,)}, r"keep=1.5: must be a fraction in \(0, 1\)"),
+        ({"keeps": (0.12345678,)}, r"keep=0.12345678: cells are named by it: give six digits at most, 0.123457"),
         ({"rewind": 4}, r"rewind=4: must be an epoch of the search and of dense training, from 0 to 3"),
         ({"repeats": 0}, r"repeats=0: must be at least 1"),
         ({"search": SMALL.replace(optimizer="sgd", keep=None)}, r"optimizer='sgd' leaves no path"),

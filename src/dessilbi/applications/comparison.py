@@ -81,6 +81,8 @@ class Grid:
         for keep in self.keeps:
             if not 0 < keep < 1:
                 raise ValueError(f"keep={keep!r}: must be a fraction in (0, 1), such as 0.05")
+            if float(f"{keep:g}") != keep:
+                raise ValueError(f"keep={keep!r}: cells are named by it: give six digits at most, {keep:g}")
         for name, least in (("epochs", 1), ("repeats", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be at least {least}")
@@ -206,9 +208,13 @@ class Comparison:
         """
         from joblib import Parallel, delayed, parallel_config
 
+        if jobs == 0:
+            raise ValueError("jobs=0: give at least 1, or -1 for one a core")
         if backend == "ray":
-            from ray.util.joblib import register_ray
-
+            try:
+                from ray.util.joblib import register_ray
+            except ImportError:
+                raise ValueError("backend='ray': Ray is not installed: pip install ray, or leave backend out") from None
             register_ray()
         todo = self.todo()
         if todo:

@@ -21,6 +21,8 @@ def elementwise(decisions: Tensor, part: Partition, shape: Sequence[int]) -> Ten
     view = part.split(mask)
     if isinstance(part, Slices):
         decisions = decisions.view([n if axis in part.axes else 1 for axis, n in enumerate(view.shape)])
+    else:  # in the shape that `spread` takes, which is that of the norms
+        decisions = decisions.view(part.norms(part.split(torch.zeros(tuple(shape), device=decisions.device))).shape)
     view.copy_(part.spread(decisions))
     return mask
 

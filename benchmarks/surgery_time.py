@@ -1,9 +1,10 @@
-"""How long surgery takes: the graph of a network, and `shrink` with every second filter off.
+"""How long surgery takes: the graph of a network, `shrink` with every second filter off, and `widen` by an eighth of
+every layer, the state of an optimizer with momentum and V included.
 
     python -m benchmarks.surgery_time [--networks resnet50_imagenet vgg16] [--json FILE]
 
-`first` is the first call in a fresh process, imports of torch.export included; `graph` and `shrink` are medians of the
-calls after it.
+`first` is the first call in a fresh process, imports of torch.export included; the others are medians of those
+after it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from dessilbi import Selection, shrink
+from dessilbi import DessiLBI, Selection, param_groups, shrink, widen
 from dessilbi.models import create, input_shape
 from dessilbi.surgery.graph import Graph
+from dessilbi.surgery.widening import Widening
 
 ROUNDS = 7
 
@@ -38,11 +41,26 @@ def measure(name: str) -> dict[str, float]:
     model, x = create(name), torch.randn(1, *input_shape(name))
     sel = Selection({key: torch.arange(len(p)) % 2 == 0 for key, p in model.named_parameters() if p.ndim == 4})
     first = seconds(lambda: Graph.of(model, x))
-    graph, small = [], []
+    widening = Widening(model, x)
+    extra = {stream[0]: max(1, widening.width(stream[0]) // 8) for stream in widening.streams}
+    graph, small, wide = [], [], []
     for _ in range(ROUNDS):
         graph.append(seconds(lambda: Graph.of(model, x)))
         small.append(seconds(lambda: shrink(model, sel, x)))
-    return {"first": first, "graph": statistics.median(graph), "shrink": statistics.median(small)}
+        optimizer = trained(model)
+        wide.append(seconds(lambda optimizer=optimizer: widen(model, extra, x, optimizer)))
+    found = {"graph": graph, "shrink": small, "widen": wide}
+    return {"first": first, **{name: statistics.median(times) for name, times in found.items()}}
+
+
+def trained(model: nn.Module) -> DessiLBI:
+    """An optimizer that has taken a step, so that its state is there."""
+    optimizer = DessiLBI(param_groups(model, conv="filter", linear="neuron"), 0.0, momentum=0.9)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
 
 
 def main() -> None:

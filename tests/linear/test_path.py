@@ -163,6 +163,8 @@ def test_by_default_it_begins_at_the_first_entry_and_follows_the_path_of_small_s
     lip = curvature * np.linalg.norm(design, 2) ** 2 / n
     coarse = max(path.alpha, path.times[-1] / path.n_iter)
     assert path.alpha <= 0.05 * path.times[-1]
+    if p > n:  # few features are in play, and only their part of the Hessian counts
+        assert path.alpha > 2 / (path.kappa * lip)
     fine = min(0.04 / (path.kappa * lip), path.times[0] / 50)
     assert coarse > 2 * fine
     now, expected = 0, []

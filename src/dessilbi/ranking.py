@@ -41,7 +41,8 @@ class Candidate:
         if level == "weight":
             raise ValueError(
                 f"level='weight': {name} is recorded by groups of kind {track.kind!r}, not weight by weight; leave "
-                "level out, or record a run with param_groups(model, conv='weight', linear='weight')"
+                "level out, or record a run with param_groups(model, conv='weight', linear='weight') (dessilbi train "
+                "--conv weight --linear weight)"
             )
         lie = track.cut or _KNOWN.get(track.kind)
         if lie is None or lie.count(track.shape) != track.groups:

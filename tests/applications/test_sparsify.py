@@ -247,6 +247,15 @@ def test_pruning_what_was_pruned(weights: Run, tmp_path: Path) -> None:
         assert torch.equal(trained[name] != 0, first[name] & second[name]), name
 
 
+def test_a_tensor_that_is_starved_is_said(filters: Run, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"features.6.weight keeps 1 of 12 groups.*max_prune") as told:
+        run = pruned(filters, tmp_path / "starved", keep=0.16)
+    masks = Selection.load(run.selection_file)
+    starved = {name for name, mask in masks.items() if int(mask.sum()) == 1}
+    assert 0 < len(starved) < len(masks)
+    assert {str(w.message).partition(" ")[0] for w in told} == starved
+
+
 def test_latency_is_measured(filters: Run, tmp_path: Path) -> None:
     run = pruned(filters, tmp_path / "timed", keep=0.5, rounds=1)
     found = rows(run)

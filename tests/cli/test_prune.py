@@ -19,7 +19,7 @@ TRAINED = (
     "train --model lenet5 --model-options widths=[4,6,12,10] --data digits --linear neuron --keep 0.6 --batch 128 "
     "--lr 0.05 --nu 20 --epochs 3 --keep-epochs 2 --seed 5 --device cpu --run run"
 )
-SMALL = "--level filter --keep 0.5 --rounds 0"
+SMALL = "--level filter --keep 0.5 --rounds 0 --min-keep 2"
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import copy
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
@@ -118,6 +119,7 @@ def prune(
         path = path.without(_heads(dense, bench.example))
     budgets = _budgets(whole, params=params, macs=macs, latency=latency)
     sel = select(path, -1, keep=keep, **budgets, max_prune=max_prune, min_keep=min_keep, level=level, cost=whole)
+    _warn_of_narrow(sel)
     sel = complete(dense, sel, bench.example)
     note(f"epoch {epoch:g}, level {level}: {100 * sel.keep:.4g} % of the groups kept")
     masked, shrunk = _masked(dense, sel), cut_down(dense, sel, bench.example)
@@ -200,6 +202,21 @@ def _heads(model: nn.Module, example: Tensor) -> set[str]:
     graph = Graph.of(model, example)
     return {name for (name, axis), atoms in graph.axes.items()
             if axis == 0 and len(graph.shapes[name]) > 1 and bool((graph.classes[atoms] == FIXED).all())}  # fmt: skip
+
+
+def _warn_of_narrow(sel: Selection) -> None:
+    """Early entries may all lie in a few layers: a target far below what the run held to can starve the others."""
+    if sel.level == "layer":
+        return
+    for name, mask in sel.items():
+        kept = int(mask.sum())
+        if 0 < kept <= max(1, 0.005 * mask.numel()) < mask.numel():
+            warnings.warn(
+                f"{name} keeps {kept} of {mask.numel()} groups, and the network may not recover: bound what a tensor "
+                "may lose (max_prune, min_keep), or train towards this target (keep)",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def _budgets(whole: Profile, **given: Budget | None) -> dict[str, float | None]:

@@ -220,6 +220,7 @@ def test_the_slider_follows_the_mouse_and_a_click_into_a_figure(page: Any, numbe
     box = over.bounding_box()
     page.mouse.click(box["x"] + box["width"] - 1, box["y"] + 20)
     assert float(page.locator("#now-epoch").inner_text()) == numbers.points[-1]["point"]
+    assert page.get_by_role("slider").input_value() == str(numbers.count - 1)
 
 
 @pytest.mark.parametrize("axis", ["epochs", "path time"])

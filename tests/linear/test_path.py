@@ -189,6 +189,13 @@ def test_the_default_step_is_stable_and_not_far_from_the_bound(loss: str, n: int
     assert 0.4 * bounds[0] < path.alpha < 0.6 * bounds[1]
 
 
+@pytest.mark.parametrize("loss", ["logistic", "multinomial"])
+def test_the_intercept_counts_in_the_step_size_where_features_are_small(loss: str) -> None:
+    x, y = problem(loss)
+    path = lbi_path(0.05 * x, y if y.shape[1] > 1 else y[:, 0], loss=loss, standardize=False, eps=0.1)
+    assert path.alpha * path.kappa * {"logistic": 0.25, "multinomial": 0.5}[loss] < 1.01
+
+
 def test_in_the_end_it_is_least_squares() -> None:
     x, y = regression(60, 8)
     path = lbi_path(x, y, eps=1e-4)

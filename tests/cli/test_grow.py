@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from dessilbi.cli import main
+from dessilbi.report.growth import growth_figure
 from dessilbi.training import presets
 from dessilbi.training.config import Config
+from dessilbi.training.run import Run
 
 GROWN = (
     "grow --model lenet5 --model-options widths=[2,2,2,2] --data digits --linear neuron --exclude classifier.2 "
@@ -180,3 +182,55 @@ def test_a_run_that_does_not_grow_has_no_history(there):
     result = there("train --config run/config.toml --run other")
     assert result.status == 1
     assert "trained by `dessilbi grow`" in result.err
+
+
+PAPER_VGG16 = (32, 96, 126, 220, 242, 200, 182, 261, 151, 105, 88, 88, 80)  # its table "vgg16-filter", "Ours"
+
+
+def test_beside_the_papers(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    run = Run.create("run", presets.get("grow/vgg16-cifar10"))
+    convolutions = [f"features.{i}" for i in (0, 3, 7, 10, 14, 17, 20, 24, 27, 30, 34, 37, 40)]
+    others = {"classifier.0": 512, "classifier.2": 10}
+    stage = {"macs": 200e6, "loss": None, "seconds": 60.0, "ratios": {}, "grew": {}}
+    seed, grown = (dict.fromkeys(convolutions, width) | others for width in (8, 99))
+    history = {
+        "version": 1,
+        "streams": [[path] for path in convolutions],
+        "stopped": "budget",
+        "stages": [
+            {
+                **stage,
+                "epoch": 10,
+                "parameters": 17074,
+                "accuracy": 0.7,
+                "widths": dict.fromkeys(convolutions, 8) | others,
+            },
+            {
+                **stage,
+                "epoch": 20,
+                "parameters": 2.9e6,
+                "accuracy": 0.9,
+                "widths": dict.fromkeys(convolutions, 99) | others,
+            },
+        ],
+    }
+    run.growth_file.write_text(json.dumps(history))
+    result = cli(*shlex.split("grow --run run --show --figure growth.svg"))
+    assert (result.status, result.err) == (0, "")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["layer", "seed", "grown", "paper"] in rows
+    for path, width in zip(convolutions, PAPER_VGG16, strict=True):
+        assert [path, "8", "99", str(width)] in rows
+    assert ["classifier.0", "512", "512", "-"] in rows
+    assert "paper: 93.80 % with 2.96M parameters" in result.out
+    # The figure: a step curve a layer that grows, one of accuracy against size, and the paper's point.
+    figure = growth_figure(run)
+    widths, accuracy = figure.axes
+    assert len(widths.lines) == len(convolutions)
+    assert [list(line.get_xdata()) for line in widths.lines] == [[0, 10, 20]] * 13
+    assert [list(line.get_ydata()) for line in widths.lines] == [[8, 8, 99]] * 13
+    ours, papers = accuracy.lines
+    assert [list(ours.get_xdata()), list(ours.get_ydata())] == [[17074, 2.9e6], [70.0, 90.0]]
+    assert [list(papers.get_xdata()), list(papers.get_ydata())] == [[2.96e6], [pytest.approx(93.8)]]
+    assert Path("growth.svg").read_text().startswith("<?xml")

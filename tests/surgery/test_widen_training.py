@@ -327,29 +327,39 @@ class Foreign(Optimizer):
 
 
 REFUSALS = {
-    "no layer of that name": (ValueError, "did you mean 'layer1.0.conv", {"layer1.0.conv": 2}, {}),
-    "no layer at all": (ValueError, "without filters of its own", {"layer1.0.bn1": 2}, {}),
-    "a result": (ValueError, "'fc': its channels are outputs", {"fc": 1}, {}),
+    "no layer of that name": (ValueError, "did you mean 'features.4'", {"features.44": 2}, {}),
+    "no layer at all": (ValueError, "without filters of its own", {"features.1": 2}, {}),
+    "a result": (ValueError, "'classifier.5': its channels are outputs", {"classifier.5": 1}, {}),
     "nothing": (ValueError, "number of new filters by layer", {}, {}),
-    "no mapping": (ValueError, "number of new filters by layer", ["conv1"], {}),
-    "zero": (ValueError, r"extra\['conv1'\]=0: give a whole number of at least 1", {"conv1": 0}, {}),
-    "fewer": (ValueError, "at least 1", {"conv1": -3}, {}),
-    "half a filter": (TypeError, r"extra\['conv1'\]=1.5: give a whole number", {"conv1": 1.5}, {}),
-    "true": (TypeError, "give a whole number", {"conv1": True}, {}),
-    "one good and one bad": (ValueError, "not a layer of this network", {"conv1": 2, "layer9": 2}, {}),
-    "init": (ValueError, "init='ones': choose one of zero, random, gradmax, split", {"conv1": 2}, {"init": "ones"}),
-    "gradmax without a loss": (ValueError, "give loss", {"conv1": 2}, {"init": "gradmax"}),
-    "a loss without gradmax": (ValueError, "loss is not used", {"conv1": 2}, {"loss": lambda model: model(X).sum()}),
-    "another optimizer": (ValueError, "not the model's", {"conv1": 2}, {"optimizer": Foreign()}),
-    "no optimizer": (TypeError, "must be a torch.optim.Optimizer, got str", {"conv1": 2}, {"optimizer": "sgd"}),
+    "no mapping": (ValueError, "number of new filters by layer", ["features.0"], {}),
+    "zero": (ValueError, r"extra\['features.0'\]=0: give a whole number of at least 1", {"features.0": 0}, {}),
+    "fewer": (ValueError, "at least 1", {"features.0": -3}, {}),
+    "half a filter": (TypeError, r"extra\['features.0'\]=1.5: give a whole number", {"features.0": 1.5}, {}),
+    "true": (TypeError, "give a whole number", {"features.0": True}, {}),
+    "one good and one bad": (ValueError, "without filters of its own", {"features.0": 2, "features.9": 2}, {}),
+    "init": (
+        ValueError,
+        "init='ones': choose one of zero, random, gradmax, split",
+        {"features.0": 2},
+        {"init": "ones"},
+    ),
+    "gradmax without a loss": (ValueError, "give loss", {"features.0": 2}, {"init": "gradmax"}),
+    "a loss without gradmax": (
+        ValueError,
+        "loss is not used",
+        {"features.0": 2},
+        {"loss": lambda model: model(X).sum()},
+    ),
+    "another optimizer": (ValueError, "not the model's", {"features.0": 2}, {"optimizer": Foreign()}),
+    "no optimizer": (TypeError, "must be a torch.optim.Optimizer, got str", {"features.0": 2}, {"optimizer": "sgd"}),
 }
-X = net_of("resnet20").inputs(2)
+X = FOREIGN["vgg_flat"].inputs(2)
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusals_say_what_to_do_and_change_nothing(case: str) -> None:
     error, words, extra, options = REFUSALS[case]
-    net = net_of("resnet20")
+    net = FOREIGN["vgg_flat"]
     model, optimizer = trained(net, "sgd", 1)
     before, state = snapshot(model), copy.deepcopy(state_by_name(model, optimizer))
     params = [id(p) for p in optimizer.param_groups[0]["params"]]
@@ -391,6 +401,6 @@ def test_an_operator_that_is_not_known_is_named() -> None:
 
 def test_no_network_and_wrong_inputs() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
-        widen("resnet20", {"conv1": 1}, X)  # type: ignore[arg-type]
+        widen("vgg_flat", {"features.0": 1}, X)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="could not be run with example_inputs of shape"):
-        widen(net_of("resnet20").build(), {"conv1": 1}, torch.zeros(1, 4, 16, 16))
+        widen(FOREIGN["vgg_flat"].build(), {"features.0": 1}, torch.zeros(1, 4, 8, 12))

@@ -14,6 +14,7 @@ import datetime
 import gc
 import json
 import statistics
+import sys
 from collections.abc import Callable
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 from benchmarks.step_cost import timed
 from dessilbi import DessiLBI, Selection, param_groups
 from dessilbi.models import create
+from dessilbi.training.environment import commit
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda m: torch.optim.SGD(m.parameters(), 0.01, momentum=0.9, weight_decay=5e-4),
@@ -94,7 +96,13 @@ def main() -> None:
                 rows.append({"model": name, "optimizer": kind, "level": level, "step": plain, "masked": masked,
                              "control": control, "added": added})  # fmt: skip
     if arguments.json:
-        facts = {"device": hardware, "torch": torch.__version__, "date": str(datetime.date.today())}
+        facts = {
+            "command": " ".join(["python -m benchmarks.masking", *sys.argv[1:]]),
+            "date": str(datetime.date.today()),
+            "commit": commit(),
+            "device": hardware,
+            "torch": torch.__version__,
+        }
         with open(arguments.json, "w", encoding="utf-8") as out:
             json.dump({**facts, "batch": arguments.batch, "rows": rows}, out, indent=1)
 

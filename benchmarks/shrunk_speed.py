@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 import warnings
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from dessilbi.latency import BACKENDS, Latency, measure
 from dessilbi.models import create
+from dessilbi.training.environment import commit
 
 NAME, WIDTHS, SHAPE = "resnet56", (16, 32, 64), (3, 32, 32)
 GOALS = {64: 2.3, 1: 1.6}
@@ -110,7 +112,9 @@ def main() -> None:
         print("\n".join(verdict(report)))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as out:
-            json.dump({"network": NAME, "date": str(datetime.date.today()), **report.to_dict()}, out, indent=1)
+            command = " ".join(["python -m benchmarks.shrunk_speed", *sys.argv[1:]])
+            facts = {"command": command, "date": str(datetime.date.today()), "commit": commit(), "network": NAME}
+            json.dump({**facts, "verdict": verdict(report), **report.to_dict()}, out, indent=1)
 
 
 if __name__ == "__main__":

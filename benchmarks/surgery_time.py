@@ -10,6 +10,7 @@ after it.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import subprocess
@@ -25,6 +26,7 @@ from dessilbi import DessiLBI, Selection, param_groups, shrink, widen
 from dessilbi.models import create, input_shape
 from dessilbi.surgery.graph import Graph
 from dessilbi.surgery.widening import Widening
+from dessilbi.training.environment import commit
 
 ROUNDS = 7
 
@@ -79,7 +81,9 @@ def main() -> None:
         found[name] = json.loads(done.stdout.splitlines()[-1])
         print(name, "  ".join(f"{key} {value:.2f} s" for key, value in found[name].items()))
     if args.json:
-        args.json.write_text(json.dumps({"command": " ".join(sys.argv), "seconds": found}, indent=2) + "\n")
+        command = " ".join(["python -m benchmarks.surgery_time", *sys.argv[1:]])
+        facts = {"command": command, "date": str(datetime.date.today()), "commit": commit(), "torch": torch.__version__}
+        args.json.write_text(json.dumps({**facts, "threads": 2, "seconds": found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ function paintLines(plot, values, support, count, points, x) {
   ctx.lineJoin = "bevel";
   for (const selected of [0, 1]) {
     ctx.strokeStyle = selected ? colours.blue : colours.grey;
-    ctx.globalAlpha = Math.min(0.85, Math.max(0.14, 5 / Math.sqrt(count)));
+    // The fewer, the stronger: a handful that is selected among hundreds must be seen.
+    let many = 0;
+    for (let g = 0; g < count; g++) many += support.subarray(g * points + 1, (g + 1) * points).includes(selected);
+    ctx.globalAlpha = Math.min(0.85, Math.max(0.14, 5 / Math.sqrt(many)));
     for (let g = 0; g < count; g++) {
       let pen = false, any = false;
       ctx.beginPath();

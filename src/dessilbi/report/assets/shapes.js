@@ -30,12 +30,12 @@ function keepBars(view) {
 
 // The selected network inside the dense one: a column a layer, as high as the layer is wide.
 function widths(title, layers, options, at) {
-  const count = layers.length, step = Math.max(13, Math.min(64, 640 / count)), high = 150, foot = 74;
-  const most = Math.max(...layers.map(l => l.width), 1), width = Math.ceil(count * step) + 8;
+  const count = layers.length, step = Math.max(13, Math.min(64, 500 / count)), high = 150, foot = 74, left = 44;
+  const most = Math.max(...layers.map(l => l.width), 1), width = left + Math.ceil(count * step) + 8;
   const marks = [];
   const root = svg("svg", { class: "widths", viewBox: `0 0 ${width} ${high + foot}`, width, height: high + foot, role: "img", "aria-label": title });
   layers.forEach((layer, i) => {
-    const x = 4 + i * step, h = Math.max(1.5, high * layer.width / most - 14), w = step * 0.74;
+    const x = left + i * step, h = Math.max(1.5, high * layer.width / most - 14), w = step * 0.74;
     const kept = svg("rect", { class: "kept", x, y: 0, width: w, height: high, rx: 2 });
     const text = svg("text", { class: "count", x: x + w / 2, "text-anchor": "middle" });
     const tip = svg("title", {});
@@ -94,7 +94,7 @@ function sortedQuantiles(layer, which, k, points, levels) {
 
 // How a norm is distributed in every layer: 5, 25, 50, 75 and 95 %. `lam(k)` draws the threshold.
 function boxes(title, { run, points, quantiles, note, which, id, k, lam }) {
-  const layers = run.layers, count = layers.length, step = Math.max(13, Math.min(64, 640 / count));
+  const layers = run.layers, count = layers.length, step = Math.max(13, Math.min(64, 500 / count));
   const high = 160, foot = 74, left = 44, width = left + Math.ceil(count * step) + 8;
   const root = svg("svg", { class: "boxes", viewBox: `0 0 ${width} ${high + foot}`, width, height: high + foot, role: "img", "aria-label": title });
   const ready = () => Promise.all(layers.map(l => unpack(l, points, quantiles.length)));

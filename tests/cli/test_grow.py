@@ -199,20 +199,8 @@ def test_beside_the_papers(cli, monkeypatch):
         "streams": [[path] for path in convolutions],
         "stopped": "budget",
         "stages": [
-            {
-                **stage,
-                "epoch": 10,
-                "parameters": 17074,
-                "accuracy": 0.7,
-                "widths": dict.fromkeys(convolutions, 8) | others,
-            },
-            {
-                **stage,
-                "epoch": 20,
-                "parameters": 2.9e6,
-                "accuracy": 0.9,
-                "widths": dict.fromkeys(convolutions, 99) | others,
-            },
+            {**stage, "epoch": 10, "parameters": 17074, "accuracy": 0.7, "widths": seed},
+            {**stage, "epoch": 20, "parameters": 2.9e6, "accuracy": 0.9, "widths": grown},
         ],
     }
     run.growth_file.write_text(json.dumps(history))

@@ -254,7 +254,7 @@ _PRESETS: dict[str, _Preset] = {
             "data": "mnist",
             "channels_last": True,
             "epochs": 40,
-            "lr": 0.05,
+            "lr": 0.03,
             "schedule": "cosine",
             "nu": 100.0,
             "lam": 0.1,

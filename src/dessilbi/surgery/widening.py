@@ -79,10 +79,9 @@ class Widening:
         self.model, self.example_inputs = model, example_inputs
         self.graph = Graph.of(model, example_inputs)
         self._layers = {layer.path: layer for layer in layers_of(self.graph)}
-        self.start = Start(model, example_inputs, self.graph, self._layers)
+        self._start = Start(model, example_inputs, self.graph, self._layers)
         self._sums = {node: set(classes.tolist()) for node, classes in sums(self.graph)}
         self._doubled: dict[tuple[str, ...], Widening] = {}
-        self.paths: tuple[str, ...] = ()
 
     @property
     def streams(self) -> list[list[str]]:
@@ -118,17 +117,17 @@ class Widening:
 
     def parameters(self, extra: Mapping[str, int]) -> int:
         """How many parameters the wider network would have."""
-        base, extra = self._base(extra)
-        if base is not self:
-            return base.parameters(extra)
+        single, rest = self._single(extra)
+        if single:
+            return self._with_two(single).parameters(rest)
         sizes = self._stretch(extra).sizes() if extra else {}
         return sum(sizes.get(name, p.shape).numel() for name, p in self.model.named_parameters())
 
     def macs(self, extra: Mapping[str, int]) -> int:
         """Its multiply-adds, of the example inputs."""
-        base, extra = self._base(extra)
-        if base is not self:
-            return base.macs(extra)
+        single, rest = self._single(extra)
+        if single:
+            return self._with_two(single).macs(rest)
         return sum(multiply_adds(self.graph, self._stretch(extra) if extra else None).values())
 
     def apply(
@@ -149,13 +148,13 @@ class Widening:
                 + ("give loss, a function of a network" if loss is None else "loss is not used; leave it out")
             )
         generator = generator or _generator()
-        base, rest = self._base(extra)
-        if base is self:
-            grew, rest = self._grow(extra, generator if init == "split" else None), {}
-        else:
-            grew = doubled(self.start, base.paths)
+        single, rest = self._single(extra)
+        if single:
+            grew = doubled(self._start, single)
             if rest:  # what is to be refused is, before anything changes
-                base._grow(rest, None)
+                self._with_two(single)._grow(rest, None)
+        else:
+            grew = self._grow(extra, generator if init == "split" else None)
         fill(grew, self.model, init, generator)
         if init != "random" and not self._same(grew.model):
             raise RuntimeError(
@@ -169,7 +168,7 @@ class Widening:
             state.move(optimizer, self.model, grew.model, grew.insertions, lambda group, names: regroup(
                 group, names, grew.plan.graph))  # fmt: skip
         state.carry_masks(self.model, grew.model, grew.insertions, set())
-        if rest:
+        if single and rest:
             further = Widening(grew.model, self.example_inputs)
             return further.apply(rest, optimizer, init=init, generator=generator, loss=loss)
         return grew.model
@@ -246,25 +245,24 @@ class Widening:
                     own.index_add_(0, drawn, torch.ones_like(drawn))
         return Stretch(self.graph, carried(self.graph, own))
 
-    def _base(self, extra: Mapping[str, int]) -> tuple[Widening, Mapping[str, int]]:
-        """The network with two filters in those layers to grow that have one, and what is then still to come."""
-        if not isinstance(extra, Mapping):
-            return self, extra
-        single = tuple(path for path in self._layers if path in extra and len(self._layers[path].atoms) == 1)
+    def _single(self, extra: Mapping[str, int]) -> tuple[tuple[str, ...], Mapping[str, int]]:
+        """The layers to grow that have one filter, and what is still to come when they have two."""
+        known = extra if isinstance(extra, Mapping) else {}
+        single = tuple(path for path in self._layers if path in known and len(self._layers[path].atoms) == 1)
         if not single:
-            return self, extra
+            return (), extra
         rest = {path: _amount(path, n) - (path in single) for path, n in extra.items() if self._layer(path)}
-        return self._with_two(single), {path: n for path, n in rest.items() if n}
+        return single, {path: n for path, n in rest.items() if n}
 
     def _with_two(self, paths: tuple[str, ...]) -> Widening:
+        """The network with two filters in layers that have one."""
         if paths not in self._doubled:
-            self._doubled[paths] = Widening(doubled(self.start, paths).model, self.example_inputs)
-            self._doubled[paths].paths = paths
+            self._doubled[paths] = Widening(doubled(self._start, paths).model, self.example_inputs)
         return self._doubled[paths]
 
     def _grow(self, extra: Mapping[str, int], generator: torch.Generator | None) -> Grew:
         stretch = self._stretch(extra, generator)
-        grew = stretched(self.start, stretch)
+        grew = stretched(self._start, stretch)
         if grew is None:
             modules = sorted({repr(owner(node)[0]) for node in stretch.suspects()})
             raise ValueError(

@@ -202,6 +202,8 @@ def test_everything_can_be_reached_and_done_with_the_keyboard(show: Show, page_f
     summary.focus()
     page.keyboard.press("Space")
     page.locator("#keep .table td").first.wait_for()
+    page.keyboard.press("Tab")  # into the table, which the arrows scroll
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Table: Keep ratio by layer"
     page.get_by_role("button", name="Download CSV: Loss").focus()
     with page.expect_download():
         page.keyboard.press("Enter")

@@ -1,6 +1,5 @@
 """`docs/extending.md` runs as it stands, and what it adds does what it says."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dessilbi import DessiLBI, param_groups
-from dessilbi.surgery import shrink
+from dessilbi.surgery import profile, shrink
 from tests.surgery import zoo
 from tests.surgery.zoo import FOREIGN, coherent_selection, difference, evaluate, random_masks, selection_of
 
@@ -208,6 +208,31 @@ def test_schedulers_and_state_dicts_go_on():
     again = OPTIMIZERS["sgd groups"](small)
     again.load_state_dict(ours.state_dict())
     assert len(again.state) == len(ours.state)
+
+
+def test_an_optimizer_whose_state_cannot_be_cut_is_refused():
+    net = FOREIGN["mlp"]
+    model = net.build()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(TypeError, match="LBFGS.*make a new one"):
+        shrink(model, net.selection(model, "filter"), net.inputs(2), optimizer=optimizer)
+    assert optimizer.param_groups[0]["params"][0] is next(model.parameters())
+
+
+@pytest.mark.parametrize("wrap", [lambda m: torch.compile(m, backend="eager"), nn.DataParallel])
+def test_a_wrapped_network_is_shrunk_itself(wrap):
+    net = FOREIGN["mlp"]
+    model = net.build()
+    sel = net.selection(model, "filter")
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    step(model, optimizer, net.inputs(6), 0)
+    small = shrink(wrap(model.eval()), sel, net.inputs(2), optimizer=optimizer)
+    assert type(small) is type(model)
+    assert list(map(id, optimizer.param_groups[0]["params"])) == list(map(id, small.parameters()))
+    with sel.applied(wrap(model)):
+        assert zoo.outputs_close(zoo.evaluate(model, net.inputs(3)), zoo.evaluate(small, net.inputs(3)))
+    report = profile(wrap(model), net.inputs(2))
+    assert report.parameters_of(sel) == zoo.parameters(small)
 
 
 def test_without_an_optimizer_the_small_network_trains():

@@ -8,7 +8,7 @@ from torch import nn
 from dessilbi.selection import Selection
 from dessilbi.surgery.flow import Flow
 from dessilbi.surgery.graph import Inputs
-from dessilbi.surgery.shrinking import masked_copy, values_of
+from dessilbi.surgery.shrinking import check_network, masked_copy, values_of
 
 
 def complete(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Selection:
@@ -25,6 +25,7 @@ def complete(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Select
     """
     if sel.level == "weight":
         return sel
+    model = check_network(model)
     masks = sel.masks(model)
     # Without the plain layers that level "layer" leaves out: what comes behind them is not zero then.
     work, graph = masked_copy(model, sel, example_inputs)

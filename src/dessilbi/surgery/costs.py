@@ -42,7 +42,7 @@ class Profile:
     """
 
     def __init__(self, model: nn.Module, example_inputs: Inputs) -> None:
-        check_network(model)
+        model = check_network(model)
         self._model, self._inputs = model, example_inputs
         self._graph = Graph.of(model, example_inputs)
         self._tried: set[fx.Node | str] = set()

@@ -18,6 +18,7 @@ from dessilbi.surgery.graph import Graph, Inputs, call_arguments, traced
 from dessilbi.surgery.plan import Cut, Plan
 from dessilbi.surgery.resize import harden, mismatched, resize
 from dessilbi.surgery.transition import leave_out
+from dessilbi.wrappers import unwrap
 
 
 @dataclass
@@ -58,10 +59,11 @@ def shrink(model: nn.Module, sel: Selection, example_inputs: Inputs, optimizer: 
 
     Where the selection is in force (`sel.apply(model)`), what is left of it is in force on the new network as well.
     """
+    model = check_network(model)
     shrunk = cut_down(model, sel, example_inputs)
-    state.carry_masks(model, shrunk.model, shrunk.cuts, shrunk.gone)
     if optimizer is not None:
         state.move(optimizer, model, shrunk.model, shrunk.cuts)
+    state.carry_masks(model, shrunk.model, shrunk.cuts, shrunk.gone)
     return shrunk.model
 
 
@@ -69,7 +71,7 @@ def cut_down(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Shrunk
     """As `shrink`, with what is left of the selection."""
     if not isinstance(sel, Selection):
         raise TypeError(f"sel must be a Selection, got {type(sel).__name__}: write Selection({{name: mask}})")
-    check_network(model)
+    model = check_network(model)
     training = {name: m.training for name, m in model.named_modules()}
     work, graph = masked_copy(model, sel, example_inputs)
     small, plan = fit(work, graph, example_inputs)
@@ -92,10 +94,11 @@ def cut_down(model: nn.Module, sel: Selection, example_inputs: Inputs) -> Shrunk
     return Shrunk(small, {name: mask for name, mask in masks.items() if not mask.all()}, cuts, gone)
 
 
-def check_network(model: object) -> None:
-    """Raise a TypeError if this is no network."""
+def check_network(model: object) -> nn.Module:
+    """The network itself, where it is compiled or distributed; a TypeError if it is none."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    return unwrap(model)
 
 
 def masked_copy(model: nn.Module, sel: Selection, example_inputs: Inputs) -> tuple[nn.Module, Graph]:

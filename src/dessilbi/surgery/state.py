@@ -46,6 +46,8 @@ def move(
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("LBFGS keeps what it knows in vectors of all parameters: leave it out, and make a new one")
     names = {id(p): name for name, p in old.named_parameters()}
     named = dict(new.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:

@@ -142,6 +142,11 @@ def test_bad_rows_stay_in() -> None:
     assert cells(text, "dense")[2:5] == ["10.00; 1 diverged", "2", "-83.45"]
 
 
+def test_a_training_says_what_it_has_selected() -> None:
+    rows = [row("dense", seed, 0.93, sparse=0.90 + seed / 100, support=0.05 + seed / 50) for seed in range(2)]
+    assert cells(table(RECIPE, rows), "dense")[2] == "93.00 ± 0.00 (6 % selected: 90.50)"
+
+
 def test_fast_and_earlier_settings_stand_apart() -> None:
     earlier = row("dense", 0, 0.80) | {"settings": {"train": {"epochs": 3}}}
     text = table(RECIPE, [row("dense", 0, 0.70, fast=True), earlier])

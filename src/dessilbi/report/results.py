@@ -108,9 +108,18 @@ def _ours(rows: Sequence[Row], like: Mapping[str, Any]) -> list[str]:
     values = [100 * row["accuracy"] for row in rows if row["accuracy"] is not None]
     lost = len(rows) - len(values)
     size = _size({name: _mean(parts) for name in like if (parts := _parts(rows, name, like[name]))})
-    said = [_spread(values) + size] if values else []
+    said = [_spread(values) + size + _selected(rows)] if values else []
     difference = f"{statistics.fmean(values) - like['accuracy']:+.2f}" if values and "accuracy" in like else ""
     return ["; ".join(said + ([f"{lost} diverged"] if lost else [])), str(len(rows)), difference, _time(rows)]
+
+
+def _selected(rows: Sequence[Row]) -> str:
+    """What Γ has selected in a training that was not pruned, and how good that is as it stands."""
+    found = [row for row in rows if row.get("sparse") is not None and row.get("support") is not None]
+    if not found:
+        return ""
+    support, accuracy = (_mean([row[name] for row in found]) for name in ("support", "sparse"))
+    return f" ({_percent(support)} selected: {100 * accuracy:.2f})"
 
 
 def _parts(rows: Sequence[Row], name: str, like: Any) -> list[float]:

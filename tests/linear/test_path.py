@@ -220,19 +220,23 @@ def test_the_layout_of_x_does_not_matter(layout: str, shape: tuple[int, int]) ->
         np.testing.assert_allclose(other.intercepts, one.intercepts, rtol=1e-8)
 
 
-def test_many_samples_go_by_the_gram_matrix_to_the_same_path() -> None:
-    x, y = regression(900, 10)  # 4·10² < 9000
-    weights = np.random.default_rng(0).uniform(0, 2, 900)
+@pytest.mark.parametrize(("n", "p"), [(900, 10), (450, 100)])
+def test_many_samples_go_by_the_gram_matrix_to_the_same_path(n: int, p: int) -> None:
+    x, y = regression(n, p)
+    assert 4 * p**2 <= x.size
+    weights = np.random.default_rng(0).uniform(0, 2, n)
     design, mean, deviation = oracle.standardise(x, weights)
-    unit = np.arange(10)[:, None]
+    unit = np.arange(p)[:, None]
     times = 0.05 * np.arange(1, 60)
     path = lbi_path(x, y, kappa=5.0, alpha=0.05, times=times, sample_weight=weights)
-    states = oracle.lbi(design, y[:, None], "squared", weights, unit, 5.0, 0.05, 60,
-                        oracle.null_intercept("squared", y[:, None], weights))  # fmt: skip
+    centre = oracle.null_intercept("squared", y[:, None], weights)
+    states = oracle.lbi(design, y[:, None], "squared", weights, unit, 5.0, 0.05, 60, centre)
     for i, t in enumerate(times):
         coef, intercept = in_user_units(*oracle.at(states, t), unit, 5.0, mean, deviation)
         np.testing.assert_allclose(path.coefs[i], coef[0], rtol=1e-9, atol=1e-11)
         assert path.intercepts[i] == pytest.approx(intercept[0])
+    if p > 64:
+        assert 0 < (path.coefs[-1] != 0).sum() < p / 4  # or all of them would have been in play
 
 
 def test_float32_stays_float32_and_is_close() -> None:

@@ -178,6 +178,26 @@ def test_the_page_has_all_recipes_and_the_other_files(tmp_path: Path) -> None:
     assert "77.00" in text.split("## unknown, of a recipe that is not here")[1]
 
 
+def test_comparisons_have_their_tables(tmp_path: Path) -> None:
+    rows = [
+        {"method": "dense", "keep": 1.0, "mean": 0.96, "sd": 0.009, "seeds": 3, "difference": None,
+         "difference_sd": None, "at": 5.0, "cost": 1.0},
+        {"method": "dessilbi@2", "keep": 0.05, "mean": 0.941, "sd": None, "seeds": 1, "difference": 0.0125,
+         "difference_sd": 0.003, "at": 2.0, "cost": 0.4},
+    ]  # fmt: skip
+    grid = {"reference": "magnitude", "epochs": 5, "search": {"model": "lenet5", "data": "mnist"}}
+    known = {"command": "dessilbi compare x", "date": "2026-11-19", "device": "a machine", "commit": "0123456789abcdef",
+             "grid": grid, "rows": rows, "missing": 2}  # fmt: skip
+    (tmp_path / "early.json").write_text(json.dumps(known))
+    text = page(tmp_path, [RECIPE])
+    assert cells(text, "dense | 100 %") == ["100 %", "96.00 ± 0.90", "3", "", "5", "1.00"]
+    assert cells(text, "dessilbi@2 | 5 %") == ["5 %", "94.10", "1", "+1.25 ± 0.30", "2", "0.40"]
+    assert (
+        "lenet5 on mnist, 5 epochs: measured on a machine, 2026-11-19, commit 0123456789: `dessilbi compare x`." in text
+    )
+    assert "2 cells have not been measured." in text
+
+
 def test_the_file_has_a_row_a_line(tmp_path: Path) -> None:
     mine = Results(tmp_path, "mine")
     mine.add([row("dense", seed, 0.9) for seed in range(3)])

@@ -226,12 +226,42 @@ def _others(folder: Path, known: set[str]) -> list[str]:
     """The other files of the folder, and results of recipes that this library does not have."""
     own = [file for file in sorted(folder.glob("*.json")) if file.stem not in known]
     strangers = [file for file in own if of_recipe(file)]
-    lines = []
-    if rest := [file for file in own if file not in strangers]:
+    grids = {file: found for file in own if (found := _comparison(file))}
+    lines = ["## Comparisons\n"] if grids else []
+    for file, found in grids.items():
+        lines += [f"### {file.stem}\n", *_compared(found), ""]
+    if rest := [file for file in own if file not in strangers and file not in grids]:
         lines += ["## Other measurements\n", *(f"- [{file.name}]({file.name}){_about(file)}" for file in rest), ""]
     for file in strangers:
         lines += [f"## {file.stem}, of a recipe that is not here\n", *_list(Results(folder, file.stem).rows()), ""]
     return lines
+
+
+def _comparison(file: Path) -> dict[str, Any] | None:
+    """What `dessilbi compare --json` has written, if it is that."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return known if isinstance(known, dict) and {"grid", "rows", "command"} <= known.keys() else None
+
+
+def _compared(known: Mapping[str, Any]) -> list[str]:
+    """Its table: methods at fractions, and what each ticket cost to find, in dense trainings."""
+    grid, rows = known["grid"], known["rows"]
+    head = ["method", "kept", "ours", "seeds", f"to {grid['reference']}", "found at", "cost"]
+    lines = [_line(head), _line(["---", *["---:"] * (len(head) - 1)])]
+    for row in rows:
+        ours = f"{100 * row['mean']:.2f}" + (f" ± {100 * row['sd']:.2f}" if row["sd"] is not None else "")
+        gap = "" if row["difference"] is None else f"{100 * row['difference']:+.2f}"
+        gap += "" if row["difference_sd"] is None else f" ± {100 * row['difference_sd']:.2f}"
+        lines.append(_line([row["method"], _percent(row["keep"]), ours, str(row["seeds"]), gap, f"{row['at']:.3g}",
+                            f"{row['cost']:.2f}"]))  # fmt: skip
+    where = ", ".join(str(known[name]) for name in ("device", "date") if known.get(name))
+    search, missing = grid["search"], known.get("missing")
+    left = f" {missing} cells have not been measured." if missing else ""
+    return [*lines, "", f"{search['model']} on {search['data']}, {grid['epochs']} epochs: measured on {where}, commit "
+            f"{str(known.get('commit'))[:10]}: `{known['command']}`.{left}"]  # fmt: skip
 
 
 def _about(file: Path) -> str:

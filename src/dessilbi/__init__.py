@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from dessilbi.groups import Labels, Partition, Slices, transposed_filters
     from dessilbi.optim import DessiAdamW, DessiLBI
     from dessilbi.path import NEVER, Path
+    from dessilbi.ranking import select
     from dessilbi.roles import param_groups
-    from dessilbi.selection import Selection, select
+    from dessilbi.selection import Selection
     from dessilbi.settling import Settling
     from dessilbi.surgery import Profile, complete, load_shrunk, profile, save_shrunk, shrink, widen
     from dessilbi.threshold import TargetThreshold
@@ -30,7 +31,7 @@ _HOME = {
     "NEVER": "path",
     "Path": "path",
     "Selection": "selection",
-    "select": "selection",
+    "select": "ranking",
     "Settling": "settling",
     "Profile": "surgery",
     "complete": "surgery",

@@ -6,10 +6,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,8 +18,6 @@ from dessilbi import files, sharding
 from dessilbi.enforcement import MaskHandle
 from dessilbi.masks import elementwise, following_norms, is_mask, shard, writers_of
 from dessilbi.optim import DessiAdamW, DessiLBI
-from dessilbi.path import Path
-from dessilbi.ranking import Candidate, Ranking, together
 from dessilbi.track import ROWS, cut, filters
 from dessilbi.wrappers import clean, unwrap
 
@@ -256,123 +253,6 @@ class Selection(Mapping[str, Tensor]):
         if len(dict(masks[:own])) != own:
             raise ValueError("a name appears twice")
         return cls(dict(masks[:own]), header["level"], header["source"], dict(masks[own:]))
-
-
-# -- from a path -------------------------------------------------------------------------------------------------
-
-
-class Cost(Protocol):
-    """What the network that a selection leaves would cost: a profile of the model answers."""
-
-    def parameters_of(self, sel: Selection) -> int: ...
-
-    def macs_of(self, sel: Selection) -> int: ...
-
-    def latency_of(self, sel: Selection) -> float: ...
-
-
-def select(
-    path: Path,
-    at: int = -1,
-    *,
-    keep: float | None = None,
-    params: float | None = None,
-    macs: float | None = None,
-    latency: float | None = None,
-    max_prune: float | None = None,
-    min_keep: int = 1,
-    level: str | None = None,
-    cost: Cost | None = None,
-) -> Selection:
-    """Read a selection off a path: the support at a recorded point, or as much as a target allows.
-
-    For a target, all groups of all tensors are ranked: first those that entered the support first; ties, and groups
-    that never entered, by their ‖V_g‖. The selection is the longest beginning of this ranking that meets the target.
-
-    Args:
-        path: the record of a run.
-        at: an index into `path.points`. Without a target the selection is the support there; with one, the path is
-            read up to there. (|V| of single weights is known at the last point only, and taken from there.)
-        keep: the fraction of groups to keep at most; a group that spans tensors counts once.
-        params, macs, latency: the most that the network may have and take when what is out has been removed:
-            parameters, multiply-adds, seconds, as `cost` counts them.
-        max_prune: the most that a tensor may lose: a fraction of its groups.
-        min_keep: the least number of groups that a tensor keeps. It does not hold where whole layers are selected: at
-            level "layer", and for tensors recorded as whole layers.
-        level: None, as recorded; "weight"; "filter", where a filter of single weights is kept if any of them is, and
-            ranks by the first of them to enter; or "layer": filters, of which none need be left.
-        cost: what the budgets `params`, `macs` and `latency` are measured with: `profile(model, example_inputs)`.
-    """
-    targets = {"keep": keep, "params": params, "macs": macs, "latency": latency}
-    given = {name: value for name, value in targets.items() if value is not None}
-    _check(given, max_prune, min_keep, level, cost)
-    index = path.index(at)
-    candidates = [Candidate.of(path, name, index, level) for name in path.names]
-    for c in candidates:
-        least = 0 if level == "layer" or c.whole else min_keep
-        if max_prune is not None:
-            least = max(least, math.ceil((1 - max_prune) * c.groups - 1e-9))
-        c.floor = min(least, c.groups)
-    bounds = {"max_prune": max_prune, "min_keep": min_keep, "level": level}
-    told = {name: value for name, value in (given | bounds).items() if value is not None}
-    point = path.points[index]
-    source = {"from": "path", "at": index, "point": point["point"], "time": point["time"], **told}
-
-    def selection(chosen: Sequence[Tensor]) -> Selection:
-        masks = {c.name: c.shaped(x) for c, x in zip(candidates, chosen, strict=True)}
-        return Selection(masks, level, source)
-
-    if not given:
-        return selection(together(candidates, [c.topped_up() for c in candidates]))
-    ((name, target),) = given.items()
-    ranking = Ranking(candidates)
-    low, high = ranking.least, ranking.total
-    if name == "keep":
-        count = int(target * high + 1e-6)
-        if count < low:
-            raise _unreachable(name, target, low / high, min_keep, max_prune)
-        return selection(ranking.first(count))
-    assert cost is not None
-    measure = {"params": cost.parameters_of, "macs": cost.macs_of, "latency": cost.latency_of}[name]
-    everything, best = selection(ranking.first(high)), selection(ranking.first(low))
-    if measure(everything) <= target:
-        return everything
-    if (cheapest := measure(best)) > target:
-        raise _unreachable(name, target, cheapest, min_keep, max_prune)
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = selection(ranking.first(middle))
-        if measure(tried) <= target:
-            low, best = middle, tried
-        else:
-            high = middle
-    return best
-
-
-def _unreachable(name: str, target: float, least: float, min_keep: int, max_prune: float | None) -> ValueError:
-    bounds = f"min_keep={min_keep}" + ("" if max_prune is None else f" and max_prune={max_prune:g}")
-    return ValueError(f"{name}={target:.10g} cannot be reached: with {bounds} the least is {least:.10g}")
-
-
-def _check(
-    given: Mapping[str, float], max_prune: float | None, min_keep: int, level: str | None, cost: Cost | None
-) -> None:
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are {len(given)} targets: give one of them")
-    for name, value in {**given, **({} if max_prune is None else {"max_prune": max_prune})}.items():
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-        if name in ("keep", "max_prune") and not 0 <= value <= 1:
-            raise ValueError(f"{name} must be a fraction from 0 to 1, got {value!r}")
-        if not value >= 0:
-            raise ValueError(f"{name} must be a number ≥ 0, got {value!r}")
-    if not isinstance(min_keep, int) or isinstance(min_keep, bool) or min_keep < 0:
-        raise ValueError(f"min_keep must be a whole number ≥ 0, got {min_keep!r}")
-    if level not in (None, *LEVELS):
-        raise ValueError(f"level must be one of {', '.join(LEVELS)} or None, got {level!r}")
-    if given and "keep" not in given and cost is None:
-        raise ValueError(f"{next(iter(given))}={next(iter(given.values()))!r} needs something that counts: "
-                         "pass cost=profile(model, example_inputs)")  # fmt: skip
 
 
 # -- masks -------------------------------------------------------------------------------------------------------

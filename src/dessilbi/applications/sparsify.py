@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from dessilbi import files, models
 from dessilbi.applications.moment import Moment
 from dessilbi.applications.schedules import finetuning, retraining
-from dessilbi.selection import Selection, select
+from dessilbi.ranking import select
+from dessilbi.selection import Selection
 from dessilbi.surgery import Profile, complete, profile, save_shrunk
 from dessilbi.surgery.graph import FIXED, Graph
 from dessilbi.surgery.saving import facts_of

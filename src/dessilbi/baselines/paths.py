@@ -5,7 +5,8 @@ from __future__ import annotations
 from dessilbi.baselines.allocation import allocate
 from dessilbi.baselines.tensors import selection
 from dessilbi.path import Path
-from dessilbi.selection import Selection, select
+from dessilbi.ranking import select
+from dessilbi.selection import Selection
 
 
 def selected(path: Path, keep: float | None = None, allocation: str | None = None) -> Selection:

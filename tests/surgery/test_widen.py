@@ -339,11 +339,25 @@ def test_single_channels_that_have_to_stay() -> None:
     assert unchanged(stream, before)
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in stream.parameters()]
     # What is refused of the rest is refused before the single ones have changed.
-    model = create("lenet5", widths=[1, 2, 2, 2])
+    model = Halves()
     optimizer = numbered(model)
-    with pytest.raises(ValueError, match="'classifier.2': its channels are outputs"):
-        widen(model, {"features.0": 1, "classifier.2": 1}, torch.randn(1, 1, 28, 28), optimizer)
-    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+    for rest, count, words in (("out", 1, "are outputs"), ("b", 1, "in steps of 2"), ("b", 2, "sizes are written")):
+        with pytest.raises(ValueError, match=words):
+            widen(model, {"a": 1, rest: count}, torch.randn(1, 2, 5, 6), optimizer)
+        assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+    assert widen(model, {"a": 1}, torch.randn(1, 2, 5, 6), optimizer).a.out_channels == 2
+
+
+class Halves(nn.Module):
+    """Its second layer must have four filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Conv2d(2, 1, 1), nn.Conv2d(1, 4, 1), nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = torch.split(self.b(self.a(x).relu()).relu(), [2, 2], 1)
+        return self.out(one - other)
 
 
 # -- what new filters start from ---------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dessilbi.surgery.graph import Graph, Inputs, call_arguments
-from dessilbi.surgery.nodes import shape_of
+from dessilbi.surgery.graph import Inputs, call_arguments
 from dessilbi.surgery.resize import tell
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -42,18 +41,6 @@ def double(model: nn.Module, paths: Sequence[str], example_inputs: Inputs) -> No
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def spreads(old: Graph, new: Graph) -> bool:
-    """Whether an operator now repeats a single channel along two: what is added to it is a stream's, and has to grow
-    with it."""
-    for before, after in zip(old.nodes, new.nodes, strict=True):
-        was, now = (
-            [shape_of(x) for x in g.inputs(n) if x not in g.names] for g, n in ((old, before), (new, after))
-        )  # fmt: skip
-        if len(was) == len(now) == 2 and was[0] == was[1] and now[0] != now[1]:
-            return True
-    return False
 
 
 def _fit(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dessilbi import DessiLBI, param_groups
+from dessilbi import DessiAdamW, DessiLBI, Labels, Selection, param_groups
 from dessilbi.surgery import profile, shrink
 from tests.surgery import zoo
 from tests.surgery.zoo import FOREIGN, coherent_selection, difference, evaluate, random_masks, selection_of
@@ -195,6 +195,45 @@ def test_support_and_dual_of_dessilbi_follow():
     assert torch.equal(ours.dual(weight), dual[rows][:, columns])
     assert torch.equal(ours.support(weight), support[rows][:, columns])
     assert ours.time == time
+
+
+def chain():
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
+    )
+
+
+@pytest.mark.parametrize("optimizer", [DessiLBI, DessiAdamW])
+@pytest.mark.parametrize("kind", ["weight", "filter", "input", "layer", "channel", "labels"])
+def test_v_of_groups_of_every_kind_is_cut_like_its_parameter(kind, optimizer):
+    torch.manual_seed(0)
+    model, x = chain(), torch.randn(4, 3, 6, 6)
+    if kind == "labels":
+        weights = [(p, Labels(torch.arange(p.numel()).view(p.shape) % 5)) for p in model.parameters() if p.ndim == 4]
+        groups = [{"params": [p], "group": labels} for p, labels in weights]
+        groups.append({"params": [p for p in model.parameters() if p.ndim != 4], "group": None})
+    else:
+        groups = param_groups(model, conv=kind, linear="neuron", example_inputs=x)
+    ours = optimizer(groups, 0.05, nu=5.0, lam=0.01)
+    for seed in range(3):
+        step(model, ours, x, seed)
+    first, second = torch.arange(6) % 2 == 0, torch.arange(8) >= 3
+    v = {name: ours.dual(p).clone() for name, p in model.named_parameters() if name in ("0.weight", "3.weight")}
+    assert all(bool((values != 0).all()) for values in v.values())
+    small = shrink(model, Selection({"0.weight": first, "3.weight": second}), x, ours)
+    now = dict(small.named_parameters())
+    assert torch.equal(ours.dual(now["0.weight"]), v["0.weight"][first])
+    assert torch.equal(ours.dual(now["3.weight"]), v["3.weight"][second][:, first])
+    if kind == "labels":  # an element keeps its company
+        before = (torch.arange(8 * 6 * 9) % 5).view(8, 6, 3, 3)[second][:, first]
+        after = next(part for p, part in ours.penalised() if p is now["3.weight"]).index
+        pairs = torch.stack([before.flatten(), after.flatten()]).unique(dim=1)
+        assert pairs.shape[1] == len(before.unique()) == len(after.unique())
+    groups_left = {"weight": 5 * 3 * 9, "filter": 5, "input": 3, "layer": 1, "channel": 5, "labels": 5}
+    assert ours.support(now["3.weight"]).numel() == groups_left[kind]
+    before = now["3.weight"].clone()
+    step(small, ours, x, 3)
+    assert not torch.equal(before, now["3.weight"])
 
 
 def test_schedulers_and_state_dicts_go_on():

@@ -115,14 +115,19 @@ def path(run: Run) -> SolutionPath:
     return SolutionPath.load(run.path_file)
 
 
+def ranked(path: SolutionPath, name: str) -> tuple[list[int], np.ndarray]:
+    """The groups in the order of their first entry, then of ‖V‖; and the support at every point."""
+    supports = torch.stack([path.support(name, k) for k in range(len(path))]).numpy()
+    first = [int(column.argmax()) if column.any() else len(path) for column in supports.T]
+    last = path.norms(name).v[-1].numpy()
+    return sorted(range(len(first)), key=lambda g: (first[g], -last[g])), supports
+
+
 def test_kernels_come_in_the_order_in_which_they_entered(run: Run, path: SolutionPath) -> None:
     (kernels, *_) = sheet(run, "0").blocks
     assert kernels.title == "Kernels"
     (row,) = kernels.rows
-    supports = torch.stack([path.support("0.weight", k) for k in range(len(path))]).numpy()
-    first = [int(column.argmax()) if column.any() else len(path) for column in supports.T]
-    last = path.norms("0.weight").v[-1].numpy()
-    order = sorted(range(6), key=lambda g: (first[g], -last[g]))
+    order, supports = ranked(path, "0.weight")
     state = run.at_epoch(4)["model"]["0.weight"]
     assert len(row.tiles) == 6
     for tile, g in zip(row.tiles, order, strict=True):
@@ -140,6 +145,9 @@ def test_a_sheet_has_a_row_an_epoch_and_the_weights_of_that_epoch(run: Run, path
     assert support[selected].all()
     numbers = [int(h.split()[1]) for h in excited.headings]
     assert len(numbers) == len(set(numbers)) == min(2, int(support.sum())) + min(2, int((~support).sum()))
+    # Of the others those that would enter last.
+    others = [g for g in ranked(path, "0.weight")[0] if not support[g]]
+    assert numbers[len(selected) :] == others[::-1][:2]
     at = {p["point"]: k for k, p in enumerate(path.points)}
     for row, epoch in zip(excited.rows, (2, 4), strict=True):
         weights = run.at_epoch(epoch)["model"]["0.weight"]

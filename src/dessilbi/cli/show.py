@@ -77,10 +77,9 @@ def _follow(run: Run, last: int | None, raw: bool) -> None:
         # The status first: what was written before it said "finished" is then all there is.
         status = run.status
         metrics = run.metrics()
-        shown = min(shown, len(metrics))  # a run that went back to its checkpoint goes through epochs again
         for row in metrics[shown:]:
             click.echo(_as_json(row) if raw else epoch_line(row, run.config.epochs))
-        shown = len(metrics)
+        shown = len(metrics)  # fewer than before where a run went back to its checkpoint: it goes through epochs again
         if status not in ("new", "running"):
             break
         time.sleep(_POLL_SECONDS)

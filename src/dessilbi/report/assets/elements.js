@@ -14,6 +14,9 @@ function make(element, attributes, children) {
 const el = (tag, attributes, ...children) => make(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => make(document.createElementNS(SVG, tag), attributes, children);
 
+// What says the same as before is left alone: nothing has to be laid out anew.
+const tell = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+
 const known = value => typeof value === "number" && Number.isFinite(value);
 // Four digits, and no more than are needed.
 function number(value, digits = 4) {

@@ -88,7 +88,7 @@ function layerCard(view, layer) {
     tableRows: () => single ? fanRows(view, layer) : nowRows(view, layer),
   }, ...body);
   view.moving.push(k => {
-    kept.textContent = `${whole(layer.kept[k])} of ${whole(layer.groups)} selected`;
+    tell(kept, `${whole(layer.kept[k])} of ${whole(layer.groups)} selected`);
   });
   view.settled.push(() => card.refresh());
   return card;

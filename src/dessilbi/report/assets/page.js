@@ -44,7 +44,7 @@ function controls(view) {
     outs[name] = el("output", { for: "moment", "aria-live": "off", id: `now-${name}` });
     return el("div", {}, el("dt", {}, label), el("dd", {}, outs[name]));
   });
-  view.moving.push(k => { for (const [name, out] of Object.entries(outs)) out.textContent = said(name, moments[name][k]); });
+  view.moving.push(k => { for (const [name, out] of Object.entries(outs)) tell(out, said(name, moments[name][k])); });
   const axes = run.points.time?.some(known) ? el("fieldset", { class: "axes" }, el("legend", {}, "along"), ["epoch", "time"].map(name => el("label", {},
     el("input", { type: "radio", name: "axis", value: name, checked: page.axis === name, onchange: () => { page.axis = name; for (const c of charts) c.again(); } }),
     name === "epoch" ? "epochs" : "path time"))) : null;

@@ -53,7 +53,7 @@ function curves(view, title, id, lines, { percent: percents, note, range, extra 
   const chart = new Chart({ label: `${title} over the run: ${series.map(s => s.label).join(", ")}`, x: m.x, series, y: { percent: percents, range }, clock: view.clock, pick: view.pick });
   const keys = legend(series, outs);
   const format = percents ? percent : number;
-  view.moving.push(k => series.forEach((s, i) => { outs[i].textContent = format(s.values[view.index(s.from, k)]); }));
+  view.moving.push(k => series.forEach((s, i) => { tell(outs[i], format(s.values[view.index(s.from, k)])); }));
   const epochs = lines[0].from === "points" ? run.points.point : run.metrics.epoch;
   return figure(title, { id, note, name: `${run.name}-${id}`, extra,
     rows: () => [["epoch", ...series.map(s => s.label)], ...epochs.map((e, i) => [e, ...series.map(s => s.values[i])])] }, keys, chart.host);

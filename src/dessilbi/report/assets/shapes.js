@@ -9,8 +9,8 @@ function keepBars(view) {
     view.moving.push(k => {
       const part = layer.kept[k] / layer.groups;
       bar.firstChild.style.transform = `scaleX(${part})`;
-      kept.textContent = whole(layer.kept[k]);
-      share.textContent = percent(part, 1);
+      tell(kept, whole(layer.kept[k]));
+      tell(share, percent(part, 1));
     });
     return el("tr", {}, el("th", { scope: "row" }, shown(layer.name)), kept, el("td", { class: "number" }, whole(layer.groups)), share,
       el("td", { class: "bars" }, bar));
@@ -47,15 +47,15 @@ function widths(title, layers, options, at) {
       kept.setAttribute("height", tall);
       kept.setAttribute("y", high - tall);
       text.setAttribute("y", high - h - 3);
-      text.textContent = step >= 20 ? (n ? short(n).replace(" ", "") : "×") : n ? "" : "×";
-      tip.textContent = `${layer.name}: ${whole(n)} of ${whole(layer.width)}${n ? "" : ", dropped"}`;
+      tell(text, step >= 20 ? (n ? short(n).replace(" ", "") : "×") : n ? "" : "×");
+      tell(tip, `${layer.name}: ${whole(n)} of ${whole(layer.width)}${n ? "" : ", dropped"}`);
     });
   });
   const dropped = el("p", { class: "note", "aria-live": "off" });
   const draw = () => {
     const wide = layers.map(layer => Array.isArray(layer.wide) ? layer.wide[at()] : layer.wide), gone = layers.filter((_, i) => !wide[i]);
     marks.forEach((mark, i) => mark(wide[i]));
-    dropped.textContent = gone.length ? `Dropped: ${gone.map(layer => shown(layer.name)).join(", ")}.` : "No layer is dropped.";
+    tell(dropped, gone.length ? `Dropped: ${gone.map(layer => shown(layer.name)).join(", ")}.` : "No layer is dropped.");
   };
   draw();
   whileVisible(root, draw);
@@ -120,7 +120,7 @@ function boxes(title, { run, points, quantiles, note, which, id, k, lam }) {
       p.stem.setAttribute("y1", y(a)); p.stem.setAttribute("y2", y(e));
       p.box.setAttribute("y", y(d)); p.box.setAttribute("height", Math.max(0.5, y(b) - y(d)));
       p.median.setAttribute("y1", y(c)); p.median.setAttribute("y2", y(c));
-      p.tip.textContent = `${layer.name}: median ${number(c)}, middle half ${number(b)} to ${number(d)}`;
+      tell(p.tip, `${layer.name}: median ${number(c)}, middle half ${number(b)} to ${number(d)}`);
     });
     if (line) {
       const value = lam(at), there = known(value) && value <= top;

@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from dessilbi import DessiLBI, Selection, param_groups
 from dessilbi import Path as SolutionPath
 from dessilbi.applications.comparison import Comparison
 from dessilbi.cli import main
-from dessilbi.report.contents import contents
+from dessilbi.report.contents import contents, of_selection
 from dessilbi.training.run import Run
 
 Capture = pytest.CaptureFixture[str]
@@ -145,13 +148,18 @@ def test_a_run_that_has_not_begun_has_a_page(run: Run, tmp_path: Path) -> None:
     assert (shown["status"], shown["metrics"], shown["layers"], shown["points"]) == ("new", {}, [], {})
 
 
-def test_groups_that_span_tensors_and_whole_layers_are_counted_as_they_are(tmp_path: Path) -> None:
+def test_a_filter_of_which_any_weight_is_selected_is_there() -> None:
+    sel = Selection(
+        {"a.weight": torch.tensor([[1, 0], [0, 0], [1, 1]]).bool(), "b.weight": torch.tensor([0, 1]).bool()}
+    )
+    assert of_selection(sel) == [
+        {"name": "a.weight", "width": 3, "wide": 2},
+        {"name": "b.weight", "width": 2, "wide": 1},
+    ]
+
+
+def test_whole_layers_are_counted_as_they_are(tmp_path: Path) -> None:
     """Layers as groups: one group, as wide as the layer is. Counted here by hand."""
-    import torch
-    from torch import nn
-
-    from dessilbi import DessiLBI, param_groups
-
     net = nn.Sequential(nn.Conv2d(2, 5, 3), nn.Conv2d(5, 7, 3))
     optimizer = DessiLBI(param_groups(net, conv="layer"), lr=0.1, lam=1.0, nu=1.0)
     path = SolutionPath(net, optimizer)

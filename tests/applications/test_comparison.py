@@ -20,6 +20,7 @@ from dessilbi.applications import tickets
 from dessilbi.applications.comparison import Cell, Comparison, Grid
 from dessilbi.applications.methods import KINDS, Method
 from dessilbi.data import read
+from dessilbi.report.comparison import figure
 from dessilbi.settling import distance
 from dessilbi.training import Config, train
 from dessilbi.training.run import Run
@@ -298,6 +299,19 @@ def test_the_table(tmp_path: Path) -> None:
     assert (random["mean"], random["seeds"], random["difference"]) == (pytest.approx(0.2), 1, pytest.approx(-0.3))
     assert rows["snip", 0.2]["difference"] is None
     assert snip["emptied"] == 1
+
+
+def test_one_at_chance_leaves_the_others_apart(tmp_path: Path) -> None:
+    grid = Grid(SEARCH, ("snip", "magnitude", "random"), (0.1,), epochs=3, rewind=1)
+    known = {Cell("snip", 0.1, 0): [0.98], Cell("magnitude", 0.1, 0): [0.99]}
+    axes = figure(written(tmp_path / "near", grid, known).table()).axes[0]
+    assert axes.get_yscale() == "linear"
+    far = written(tmp_path / "far", grid, {**known, Cell("random", 0.1, 0): [0.1]})
+    axes = figure(far.table()).axes[0]
+    height = axes.transData.transform([(0.1, y) for y in (10, 98, 99)])[:, 1]
+    # Errors of 90, 2 and 1 %: the logarithm halves as often everywhere.
+    assert (height[2] - height[1]) / (height[1] - height[0]) == pytest.approx(math.log(2) / math.log(45))
+    assert axes.get_ylim() == pytest.approx((5, 99.5))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dessilbi.report.figures import _figure, text, write
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Of Okabe and Ito: told apart by those who do not see red and green alike. Markers tell them apart in print.
@@ -62,11 +65,27 @@ def figure(table: Mapping[str, Any]) -> Figure:
     axes.minorticks_off()
     axes.set_xlabel("fraction of weights kept")
     axes.set_ylabel("accuracy, %")
+    means = [100 * row["mean"] for row in table["rows"]]
+    if min(means) < 0.8 * max(means):
+        _by_error(axes, means)
     axes.set_title(text(_about(grid)), fontsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     return fig
+
+
+def _by_error(axes: Axes, means: Sequence[float]) -> None:
+    """Accuracies on the scale of the logarithm of the error: one at chance leaves the others apart."""
+    least = max((100 - max(means)) / 2, 0.01)
+    low, high = max(min(means) - 5, 0), 100 - least
+    axes.set_yscale(
+        "function",
+        functions=(lambda y: -np.log10(np.maximum(100 - np.asarray(y), least)), lambda z: 100 - 10.0 ** -np.asarray(z)),
+    )
+    axes.set_ylim(low, high)
+    ticks = [tick for tick in (0, 20, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9) if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def accuracies(table: Mapping[str, Any]) -> Figure:

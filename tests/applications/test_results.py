@@ -75,6 +75,14 @@ def test_a_training_with_a_support_is_the_same_row_again(tmp_path: Path) -> None
     assert [r["accuracy"] for r in mine.rows()] == [0.94]
 
 
+def test_cells_of_a_grid_stay_apart(tmp_path: Path) -> None:
+    mine = Results(tmp_path, "grid")
+    found = {("snip", 0.05): 0.9, ("snip", 0.02): 0.8, ("random", 0.02): 0.7}
+    for (method, keep), accuracy in found.items():
+        mine.add([row("tickets", 0, accuracy, GRID, method=method, keep=keep)])
+    assert {(r["method"], r["keep"]): r["accuracy"] for r in mine.rows()} == found
+
+
 def test_many_at_once_lose_nothing(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda seed: Results(tmp_path, "mine").add([row("dense", seed, seed / 100)]), range(40)))

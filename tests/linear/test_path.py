@@ -28,7 +28,9 @@ def units(kind: str, rows: int, outputs: int) -> tuple[Any, Any]:
     """The user's labels, and the oracle's unit of every element."""
     if kind == "l1":
         return None, np.arange(rows * outputs).reshape(rows, outputs)
-    labels = np.array([7 if j % 3 == 0 else j // 2 for j in range(rows)])  # neither sorted nor next to each other
+    labels = np.array(
+        [7 if j < 12 and j % 3 == 0 else j // 2 for j in range(rows)]
+    )  # neither sorted nor next to each other
     return labels, np.repeat(np.unique(labels, return_inverse=True)[1][:, None], outputs, 1)
 
 

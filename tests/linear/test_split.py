@@ -26,6 +26,8 @@ def transforms(p: int) -> dict[str, tuple[Any, Any]]:
     dense = rng.standard_normal((p + 3, p))
     few = dense * (rng.random(dense.shape) < 0.3)
     grid = np.array([row for axis in (0, 1) for row in np.diff(np.eye(p).reshape(3, -1, p), axis=axis).reshape(-1, p)])
+    weighted = np.linspace(0.5, 2, p - 1)[:, None] * differences(p)
+    almost = differences(p) * np.where(np.arange(p) == 3, 2.0, 1.0)
     return {
         "identity": (None, np.eye(p)),
         "difference": ("difference", differences(p)),
@@ -34,7 +36,8 @@ def transforms(p: int) -> dict[str, tuple[Any, Any]]:
         "sparse": (sparse.coo_matrix(few), few),
         "operator": (aslinearoperator(dense), dense),
         "sparse difference": (difference(p), differences(p)),
-        "doubled difference": (2 * difference(p), 2 * differences(p)),
+        "weighted difference": (sparse.csc_matrix(weighted), weighted),
+        "almost a difference": (sparse.csr_array(almost), almost),
     }
 
 
@@ -89,19 +92,19 @@ def test_the_defaults_come_from_the_norms(name: str) -> None:
     given, d = transforms(12)[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        path = split_lbi_path(x, y, D=given, max_iter=3)
+        path, tight = (split_lbi_path(x, y, D=given, nu=nu, max_iter=3) for nu in (None, 0.05))
     design, _, _ = oracle.standardise(x, np.ones(40), True, given is None)
     hessian = design.T @ design / 40
     lip, reach = np.linalg.norm(hessian, 2), np.linalg.norm(d, 2) ** 2
     assert path.nu == pytest.approx(10 * reach / lip, rel=0.02)
-    assert path.kappa == pytest.approx(
-        2 * np.sqrt(reach) * np.abs(design.T @ y / 40).max() / np.diag(hessian).mean(), rel=0.02
-    )
-    nu = path.nu
-    joint = np.block([[hessian + d.T @ d / nu, -d.T / nu], [-d / nu, np.eye(len(d)) / nu]])
-    top = np.linalg.eigvalsh(joint)[-1]
-    assert top <= lip + (1 + reach) / nu  # the safe bound: 2/(κ(Lip + (1 + ‖D‖²)/ν))
-    assert path.alpha == pytest.approx(1 / (path.kappa * top), rel=0.02)
+    kappa = 2 * np.sqrt(reach) * np.abs(design.T @ y / 40).max() / np.diag(hessian).mean()
+    for each in (path, tight):
+        assert each.kappa == pytest.approx(kappa, rel=0.02)
+        nu = each.nu
+        joint = np.block([[hessian + d.T @ d / nu, -d.T / nu], [-d / nu, np.eye(len(d)) / nu]])
+        top = np.linalg.eigvalsh(joint)[-1]
+        assert top <= lip + (1 + reach) / nu  # the safe bound: 2/(κ(Lip + (1 + ‖D‖²)/ν))
+        assert each.alpha == pytest.approx(1 / (each.kappa * top), rel=0.02)
 
 
 def test_times_by_default_begin_at_the_first_entry() -> None:

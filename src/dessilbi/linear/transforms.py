@@ -93,7 +93,7 @@ class Matrix(Transform):
 
 
 class Edges(Matrix):
-    """Differences: each row has a 1 and a −1. What is projected becomes the mean of each connected piece."""
+    """Differences: each row has a number and its negative. A projection is the mean of each connected piece."""
 
     def __init__(self, d: Any, dtype: Any) -> None:
         super().__init__(d, dtype)
@@ -109,7 +109,7 @@ class Edges(Matrix):
         if not (np.diff(rows.indptr) == 2).all():
             return False
         pairs = rows.data.reshape(-1, 2)
-        return bool((np.abs(pairs) == 1).all() and (pairs.sum(1) == 0).all())
+        return bool((pairs != 0).all() and (pairs.sum(1) == 0).all())
 
     def project(self, beta: Array, support: Array) -> Array:
         p, joined = self.shape[1], ~support

@@ -155,6 +155,12 @@ def test_a_training_says_what_it_has_selected() -> None:
     assert cells(table(RECIPE, rows), "dense")[2] == "93.00 ± 0.00 (6 % selected: 90.50)"
 
 
+def test_a_processor_is_named_with_what_was_used_of_it() -> None:
+    facts = {"threads": 1, "cores": 2}
+    text = table(RECIPE, [row("dense", 0, 0.93, cuda=None, **facts), row("dense", 1, 0.93, cuda="13.0", **facts)])
+    assert "Measured on a machine (1 of 2 cores), a machine, 2026-11-19" in text
+
+
 def test_fast_and_earlier_settings_stand_apart() -> None:
     earlier = row("dense", 0, 0.80) | {"settings": {"train": {"epochs": 3}}}
     text = table(RECIPE, [row("dense", 0, 0.70, fast=True), earlier])

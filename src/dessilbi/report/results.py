@@ -205,7 +205,8 @@ def _list(rows: Sequence[Row]) -> list[str]:
 
 def _measured(rows: Sequence[Row]) -> str:
     """Where, when and how."""
-    devices, dates = _all(rows, "device"), sorted({str(row["date"])[:10] for row in rows})
+    devices = list(dict.fromkeys(map(_device, rows)))
+    dates = sorted({str(row["date"])[:10] for row in rows})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     commits = sorted(
         {name[:10] + ("+" if name.endswith("+") else "") for row in rows for name in row["commit"].split()}
@@ -215,6 +216,12 @@ def _measured(rows: Sequence[Row]) -> str:
     commands = "; ".join(f"`{command}`" for command in _all(rows, "command"))
     versions = ", ".join(f"torch {name}" for name in _all(rows, "torch"))
     return f"Measured on {', '.join(devices)}{shared}, {when}, commit {', '.join(commits)}, {versions}: {commands}."
+
+
+def _device(row: Row) -> str:
+    """A GPU by its name; of a processor also how much of it was used."""
+    threads = row.get("threads") if row.get("cuda") is None else None
+    return str(row["device"]) + (f" ({threads} of {row['cores']} cores)" if threads else "")
 
 
 def _how(recipe: Recipe) -> str:

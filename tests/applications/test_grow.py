@@ -309,7 +309,16 @@ def test_starts_of_new_filters(init: str) -> None:
     assert int(zero) == (3 if init in ("zero", "gradmax") else 0)
 
 
-def test_the_same_seed_grows_the_same_filters() -> None:
+class Draws(Widening):
+    """As importing a package may do, in one process and not in the next."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        torch.rand(3)
+
+
+def test_the_same_seed_grows_the_same_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dessilbi.applications.grow.Widening", Draws)
     found = []
     for seed in (0, 0, 1):
         session = Session(LENET.replace(seed=seed))

@@ -145,7 +145,8 @@ def test_a_kill_loses_nothing(tmp_path: Path) -> None:
     file.write_text(KILLED)
     command = [sys.executable, "-m", "dessilbi.cli", "reproduce", str(file), "--seeds", "1", "--device", "cpu",
                "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
     result = tmp_path / "results" / "digits.json"
     for step in ("dense", "ft2"):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

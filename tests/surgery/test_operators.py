@@ -142,6 +142,17 @@ def test_channels_that_nobody_reads(name, left):
     assert (small.first.out_channels, small.last.in_channels) == (left, left)
 
 
+def test_what_a_padding_carries_is_not_what_stands_at_its_place():
+    """Of twelve channels the first and the last three are new: what nobody reads is counted behind the first."""
+    net = zoo.Net(
+        lambda: Between(lambda self, x: F.pad(x, (0, 0, 0, 0, 1, 3), value=1.0), channels=12), zoo._images(3, 5, 7)
+    )
+    read = torch.tensor([1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1]).bool()
+    sel = Selection({"last.weight": read.view(1, 12, 1, 1).expand(4, 12, 1, 1)})
+    small = checked_shrink(net, net.build(), sel)
+    assert (small.first.out_channels, small.last.in_channels) == (5, 9)
+
+
 def test_gated_linear_units_keep_both_halves_alike():
     net = zoo.Net(lambda: Between(lambda self, x: F.glu(x, 1), channels=4), zoo._images(3, 5, 7))
     model = net.build()
@@ -232,16 +243,16 @@ def test_heads_go_whole(attend):
 
 
 class Biased(Heads):
-    """Every head adds a number of its own for every distance, as in T5."""
+    """Every head adds a number of its own for every distance, which a small network makes of it."""
 
     def __init__(self, after=lambda bias: bias):
         super().__init__(None)
-        self.bias = nn.Embedding(9, 3)
+        self.distance, self.bias = nn.Embedding(9, 5), nn.Linear(5, 3)
         self.after = after
 
     def forward(self, x):
         place = torch.arange(x.shape[1])
-        bias = self.after(self.bias(place[:, None] - place + 4).permute(2, 0, 1))
+        bias = self.after(self.bias(F.relu(self.distance(place[:, None] - place + 4))).permute(2, 0, 1))
         self.attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return super().forward(x)
 
@@ -253,7 +264,7 @@ def test_the_biases_of_attention_go_with_its_heads(after, left):
     mask = torch.ones(3, 3, 4, dtype=torch.bool)
     mask[:, 1] = False
     small = checked_shrink(net, model, Selection({"qkv.weight": mask.flatten()}))
-    assert (small.qkv.out_features, small.bias.embedding_dim) == (12 * left, left)
+    assert (small.qkv.out_features, small.bias.out_features, small.bias.in_features) == (12 * left, left, 5)
 
 
 def test_a_size_that_depends_on_the_data_is_refused():

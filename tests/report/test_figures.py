@@ -93,13 +93,17 @@ def test_a_selection_is_plotted_as_its_fractions() -> None:
     assert widths == pytest.approx([1, 1, 0.25, 2 / 3])
 
 
-def test_what_there_is_to_plot_is_said() -> None:
+def test_what_there_is_to_plot_is_said(tmp_path: Path) -> None:
     net = torch.nn.Linear(3, 3)
     from dessilbi import DessiLBI
 
     empty = SolutionPath(net, DessiLBI(net.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="no points yet"):
         empty.plot()
+    empty.save(tmp_path / "empty.path")
+    with pytest.raises(ValueError, match="nothing to draw yet"):
+        build_figures([tmp_path / "empty.path"], tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
     empty.record(0)
     with pytest.raises(ValueError, match=r"along='steps': must be 'epoch' or 'time'"):
         empty.plot(along="steps")

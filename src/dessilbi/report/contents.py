@@ -85,7 +85,7 @@ def of_comparison(folder: Target) -> Plain:
 
 
 def _of_path(path: Path | None) -> Plain:
-    if path is None:
+    if path is None or not len(path):
         return {"points": {}, "layers": []}
     return {"points": columns(path.points), "layers": [_layer(path, name) for name in path.names]}
 

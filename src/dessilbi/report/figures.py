@@ -75,6 +75,8 @@ def build_figures(targets: Iterable[Target], folder: Target) -> list[FilePath]:
             number += 1
             label = f"{name}-{number}"
         written += [write(figure, place / f"{label}.{kind}") for kind in ("svg", "pdf")]
+    if not written:
+        raise ValueError("there is nothing to draw yet: the figures come with the first recorded point")
     return written
 
 

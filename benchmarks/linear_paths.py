@@ -76,16 +76,13 @@ def measure(n: int, p: int, dtype: Any, rounds: int) -> dict[str, Any]:
 
 
 def others() -> dict[str, float]:
-    """Seconds of what has no counterpart in scikit-learn, once each."""
-    x, y = data(10_000, 1_000, np.float64)
-    wide, target = data(500, 10_000, np.float64)
+    """Seconds of what has no counterpart in scikit-learn, once each, to 100 times the first entry."""
+    tall, wide = data(10_000, 1_000, np.float64), data(500, 10_000, np.float64)
     works: dict[str, Callable[[], Any]] = {
-        "split_lbi_path, n=10000, p=1000": lambda: split_lbi_path(x, y),
-        "split_lbi_path, n=10000, p=1000, D=difference": lambda: split_lbi_path(x, y, D="difference"),
-        "iss_path, n=10000, p=1000": lambda: iss_path(x, y),
-        "iss_path to 100 times the first entry, n=500, p=10000": lambda: iss_path(
-            wide, target, max_time=100 * float(lbi_path(wide, target, n_times=2).times[0])
-        ),
+        "split_lbi_path, n=10000, p=1000": lambda: split_lbi_path(*tall),
+        "split_lbi_path, n=10000, p=1000, D=difference": lambda: split_lbi_path(*tall, D="difference"),
+        "iss_path, n=10000, p=1000": lambda: iss_path(*tall, max_time=end(*tall)),
+        "iss_path, n=500, p=10000": lambda: iss_path(*wide, max_time=end(*wide)),
     }
     seconds = {}
     for name, work in works.items():
@@ -93,6 +90,11 @@ def others() -> dict[str, float]:
         work()
         seconds[name] = time.perf_counter() - start
     return seconds
+
+
+def end(x: Any, y: Any) -> float:
+    """100 times the first entry."""
+    return float(lbi_path(x, y, n_times=1).times[0])
 
 
 def peak(work: Callable[[], Any]) -> int:

@@ -22,9 +22,6 @@ from tests.surgery.zoo import (
     selection_of,
 )
 
-# The depth of these costs time and shows nothing that resnet20 does not.
-DEEP = ("resnet32", "resnet44", "resnet50", "resnet110")
-
 
 def shrunk_or_refused(net, model, sel):
     """`checked_shrink`; None where the network may be refused and is, by the name of the module."""
@@ -78,8 +75,6 @@ def test_built_in_networks(name, level):
     net = zoo.built_in(name)
     if level == "layer" and not net.branches:
         pytest.skip("a plain network gets a transition, which is tested by itself")
-    if level != "filter" and name in DEEP:
-        pytest.skip("as resnet20, only deeper")
     model = net.build()
     sel = net.selection(model, level)
     assert sel.level == level

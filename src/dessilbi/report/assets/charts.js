@@ -2,7 +2,8 @@
 
 const COLOURS = ["ink", "muted", "rule", "card", "blue", "orange", "sky", "violet", "grey", "gold"];
 // Told apart by lightness and dashes as well: no two differ only in red against green.
-const SERIES = [["blue", []], ["orange", []], ["violet", [8, 3]], ["sky", [2, 3]], ["gold", [8, 3, 2, 3]], ["ink", [4, 2]]];
+const SERIES = [["blue", []], ["orange", []], ["violet", [8, 3]], ["sky", [2, 3]], ["gold", [8, 3, 2, 3]], ["ink", [4, 2]],
+  ["blue", [14, 4]], ["orange", [14, 4]], ["violet", [1, 4]], ["gold", [1, 4]], ["sky", [14, 3, 1, 3]], ["ink", [2, 8]]];
 let colours = {};
 function readColours() {
   const style = getComputedStyle(document.documentElement);
@@ -145,8 +146,8 @@ function legend(series, readouts) {
   return el("ul", { class: "legend" }, series.map((s, i) => {
     const out = readouts ? el("output", { "aria-live": "off" }) : null;
     if (out) readouts[i] = out;
-    const swatch = svg("svg", { viewBox: "0 0 24 8", width: 24, height: 8, "aria-hidden": "true" },
-      svg("line", { x1: 0, x2: 24, y1: 4, y2: 4, class: s.shade === undefined ? `stroke-${s.colour}` : s.shade ? "stroke-ink" : "stroke-grey", "stroke-width": 3, "stroke-dasharray": (s.dash ?? []).join(" ") }));
+    const swatch = svg("svg", { viewBox: "0 0 32 8", width: 32, height: 8, "aria-hidden": "true" },
+      svg("line", { x1: 0, x2: 32, y1: 4, y2: 4, class: s.shade === undefined ? `stroke-${s.colour}` : s.shade ? "stroke-ink" : "stroke-grey", "stroke-width": 3, "stroke-dasharray": (s.dash ?? []).join(" ") }));
     return el("li", {}, swatch, el("span", {}, s.label), out);
   }));
 }

@@ -118,3 +118,21 @@ def test_latency_is_seconds_and_falls():
     dense, small = (report.latency_of(coherent_selection(model, keep)) for keep in (1.0, 0.1))
     assert isinstance(small, float)
     assert 0 < small < dense < 60
+
+
+def test_latency_does_not_change_with_what_else_the_machine_does(monkeypatch):
+    """Everything takes ten times as long at the second measurement: the dense network's copy as well."""
+    from dessilbi.surgery import costs
+
+    slow = iter([1.0, 10.0])
+
+    def interleave(work, rounds, device):
+        factor = next(slow)
+        return {"dense": [0.5 * factor] * rounds, "small": [0.2 * factor] * rounds}
+
+    monkeypatch.setattr(costs, "interleave", interleave)
+    net = zoo.FOREIGN["mlp"]
+    model = net.build()
+    report = profile(model, net.inputs(2))
+    sel = net.selection(model, "filter")
+    assert [report.latency_of(sel), report.latency_of(sel)] == pytest.approx([0.2, 0.2])

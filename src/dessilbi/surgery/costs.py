@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from dessilbi.surgery.nodes import full_name, owner, shape_of
 from dessilbi.surgery.plan import Plan
 from dessilbi.surgery.rules import Affine, Attention, Einsum, Matmul
 from dessilbi.surgery.shrinking import check_network, cut_down, fit, masked_copy, values_of
+from dessilbi.timing import compare, interleave
 
 
 class Layer(NamedTuple):
@@ -45,6 +45,7 @@ class Profile:
         model = check_network(model)
         self._model, self._inputs = model, example_inputs
         self._graph = Graph.of(model, example_inputs)
+        self._seconds: float | None = None
         self._tried: set[fx.Node | str] = set()
         sizes = {name: p.numel() for name, p in model.named_parameters()}
         self.parameters = sum(sizes.values())
@@ -76,18 +77,20 @@ class Profile:
         return sum(multiply_adds(plan.graph, plan).values())
 
     def latency_of(self, sel: Selection, rounds: int = 15) -> float:
-        """The median time in seconds that the shrunk network takes for the example inputs, measured here and now."""
-        small = cut_down(self._model, sel, self._inputs).model.eval()
+        """The time in seconds that the shrunk network takes for the example inputs, measured here and now.
+
+        It is timed in turns with the dense network, so that what else the machine does falls on both alike: the
+        result is the dense network's time of the first measurement, divided by how many times as fast this one is.
+        """
         args, kwargs = call_arguments(self._inputs)
-        taken = []
+        networks = {"dense": copy.deepcopy(self._model).eval(), "small": cut_down(self._model, sel, self._inputs).model}
+        device = next((str(x.device) for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), "cpu")
         with torch.inference_mode():
-            for i in range(rounds + 3):
-                begun = time.perf_counter()
-                small(*args, **kwargs)
-                _wait(args)
-                if i >= 3:
-                    taken.append(time.perf_counter() - begun)
-        return statistics.median(taken)
+            work = {name: partial(network.eval(), *args, **kwargs) for name, network in networks.items()}
+            speeds = compare(interleave(work, rounds, device=device), "dense")
+        if self._seconds is None:
+            self._seconds = speeds["dense"].seconds
+        return self._seconds / speeds["small"].ratio
 
     def _plan(self, sel: Selection) -> Plan:
         if sel.level == "layer":
@@ -112,11 +115,6 @@ class Profile:
 def profile(model: nn.Module, example_inputs: Inputs) -> Profile:
     """Parameters and multiply-adds of a network, by layer; `select(path, macs=…, cost=profile(…))` takes it."""
     return Profile(model, example_inputs)
-
-
-def _wait(args: Iterable[object]) -> None:
-    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in args):
-        torch.cuda.synchronize()
 
 
 def multiply_adds(graph: Graph, plan: Plan | None) -> dict[str, int]:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,26 @@ def test_the_bound_as_the_specification_states_it_is_not_enough() -> None:
     sizes, good, _ = quadratic(lip, nu, 0.99 * stated / 2, 1000, kappa=kappa)
     assert all(good)
     assert sizes[-1] < 1e-6 * sizes[0]
+
+
+def test_descent_is_sufficient_up_to_rounding_and_no_further() -> None:
+    w = torch.tensor([1.0, -0.5], dtype=torch.float64, requires_grad=True)
+    opt = DessiLBI([{"params": [w], "group": "weight"}], lr=0.2, nu=2.0, lam=1e-3)
+    state = None
+    for _ in range(3):
+        opt.zero_grad()
+        loss = w.square().sum() / 2
+        loss.backward()
+        state = lyapunov(opt, loss, state)
+        opt.step()
+    assert state is not None
+    needed = (1 - 0.2 * (1 + 2 / 2.0) / 2) * state.moved
+    assert needed > 1e-3
+    for drop, enough in ((needed, True), (needed + 1e-9, True), (needed - 1e-15, True), (needed - 1e-9, False)):
+        assert replace(state, drop=drop).descends(1.0) == enough
+    # Beyond the bound nothing is promised, but F must not rise.
+    assert replace(state, drop=1e-9).descends(100.0)
+    assert not replace(state, drop=-1e-9).descends(100.0)
 
 
 def test_what_the_theorem_does_not_hold_for_is_refused() -> None:

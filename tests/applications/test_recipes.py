@@ -176,7 +176,7 @@ PRUNED = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:nothing of layer:UserWarning")
+@pytest.mark.filterwarnings("ignore:nothing of layer:UserWarning", "ignore:.*may not recover:UserWarning")
 @pytest.mark.parametrize("name", PRUNED)
 def test_what_a_recipe_prunes_meets_its_sizes(name: str, go: Any) -> None:
     """Its budgets and what follows, on a small network; what it starts from is trained first."""

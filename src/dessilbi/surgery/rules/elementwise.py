@@ -54,17 +54,11 @@ class Zeros(Unary):
         pass
 
 
-class _Bounded(Unary):
-    """On numbers, or on tensors of one element; other tensors keep all channels."""
+class _Conditional(Unary):
+    """Keeps zero zero, except where `link` found operands with which all channels must stay."""
 
     def __init__(self) -> None:
         super().__init__(True)
-
-    def link(self, g: Graph, n: fx.Node) -> None:
-        if all(shape_of(x).numel() == 1 for x in g.inputs(n)[1:]):
-            super().link(g, n)
-        else:
-            PINNED.link(g, n)
 
     def zero(self, f: Flow, n: fx.Node) -> Tensor:
         return no(f.graph.atoms[n]) if n in f.graph.pinned else super().zero(f, n)
@@ -74,6 +68,16 @@ class _Bounded(Unary):
             Rule.live(self, f, n, out)
         else:
             super().live(f, n, out)
+
+
+class _Bounded(_Conditional):
+    """On numbers, or on tensors of one element; other tensors keep all channels."""
+
+    def link(self, g: Graph, n: fx.Node) -> None:
+        if all(shape_of(x).numel() == 1 for x in g.inputs(n)[1:]):
+            super().link(g, n)
+        else:
+            PINNED.link(g, n)
 
 
 class Clamp(_Bounded):
@@ -107,10 +111,7 @@ class Softmax(Unary):
         super().live(f, n, out.any(f.graph.calls[n]["dim"], keepdim=True))
 
 
-class Prelu(Unary):
-    def __init__(self) -> None:
-        super().__init__(True)
-
+class Prelu(_Conditional):
     def link(self, g: Graph, n: fx.Node) -> None:
         call = g.calls[n]
         x, name = call["self"], g.names.get(call["weight"])
@@ -122,15 +123,6 @@ class Prelu(Unary):
             g.pin(atoms)
         elif g.shapes[name].numel() > 1:
             g.tie(channels(atoms, x, 1), g.axis(name, 0))
-
-    def zero(self, f: Flow, n: fx.Node) -> Tensor:
-        return no(f.graph.atoms[n]) if n in f.graph.pinned else super().zero(f, n)
-
-    def live(self, f: Flow, n: fx.Node, out: Tensor) -> None:
-        if n in f.graph.pinned:
-            Rule.live(self, f, n, out)
-        else:
-            super().live(f, n, out)
 
 
 class Elementwise(Rule):

@@ -8,7 +8,7 @@ from dessilbi.cli import main
 
 MISUSED = [
     ("tran", "there is no command 'tran': did you mean 'train'?"),
-    ("qqq", "there is no command 'qqq': choose one of data, models, presets, train, show"),
+    ("qqq", "there is no command 'qqq': choose one of data, models, presets, train, grow, show"),
     ("data gte mnist", "there is no command 'gte': did you mean 'get'?"),
     ("data get mnis", "unknown data set 'mnis': did you mean 'mnist'?"),
     ("data show cifar", "unknown data set 'cifar': did you mean 'cifar10'?"),

@@ -39,6 +39,9 @@ loop.train(config.replace(epochs=1), {str(folder)!r})
 loop.train(config, {str(folder)!r}, resume=True)
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
+# FSDP2 keeps gloo's threads alive past this, and one that frees a tensor while the interpreter goes down aborts (three
+# of some forty runs on a busy machine; pytorch/pytorch#179291). What is tested is done: leave without going down.
+os._exit(0)
 """)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],

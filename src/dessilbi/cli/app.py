@@ -127,7 +127,8 @@ def _dessilbi(ctx: click.Context) -> None:
     First steps:
       dessilbi train --preset quick/lenet-digits --keep 0.3   seconds, and no files needed
       dessilbi show runs/quick-lenet-digits                   dense and sparse accuracy, epoch by epoch
-      dessilbi prune runs/quick-lenet-digits --level filter   a network that is really smaller
+      dessilbi prune runs/quick-lenet-digits --level filter --keep 0.5 --max-prune 0.6
+                                                              a network that is really smaller
       dessilbi presets                                        more settings, those of the paper among them
       dessilbi data get cifar10                               their data, checksums verified
     Stop a run with Ctrl-C and go on with --resume: the numbers are the same.

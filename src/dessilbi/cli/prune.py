@@ -82,7 +82,7 @@ def command(
 
     \b
     Examples:
-      dessilbi prune runs/quick-lenet-digits --level filter --keep 0.5 --finetune 5
+      dessilbi prune runs/quick-lenet-digits --level filter --keep 0.5 --max-prune 0.6 --finetune 5
       dessilbi prune runs/resnet56 --level filter --macs 50% --max-prune 0.6 --finetune 400
       dessilbi prune runs/vgg16 --level weight --at 120 --finetune 400 --run runs/vgg16-ft120
       dessilbi prune runs/vgg16 --level weight --at 120 --retrain 200 --run runs/vgg16-rt120

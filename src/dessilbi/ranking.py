@@ -67,7 +67,7 @@ class Candidate:
         missing = self.floor - int(self.support.sum())
         if missing <= 0:
             return self.support
-        order = _order(self.entry, self.magnitude)
+        order = ranked(self.entry, self.magnitude)
         chosen = self.support.clone()
         chosen[order[~self.support[order]][:missing]] = True
         return chosen
@@ -113,7 +113,7 @@ class Ranking:
         shared = units(candidates)
         alone = shared == torch.arange(len(shared))
         self.total = int(alone.sum())
-        order = _order(torch.cat([c.entry for c in candidates]), torch.cat([c.magnitude for c in candidates]))
+        order = ranked(torch.cat([c.entry for c in candidates]), torch.cat([c.magnitude for c in candidates]))
         order = order[alone[order]]
         place = torch.empty_like(shared)
         place[order] = torch.arange(self.total)
@@ -134,7 +134,7 @@ class Ranking:
         return chosen
 
 
-def _order(entry: Tensor, magnitude: Tensor) -> Tensor:
+def ranked(entry: Tensor, magnitude: Tensor) -> Tensor:
     """By entry, then by magnitude from the largest down, then as they come."""
     order = magnitude.argsort(descending=True, stable=True)
     return order[entry[order].argsort(stable=True)]

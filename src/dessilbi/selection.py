@@ -188,7 +188,7 @@ class Selection(Mapping[str, Tensor]):
         optimizer may be made before or after. `with sel.apply(model):` ends it with the block, where the weights stay
         as they are.
         """
-        params = _named(model)
+        params = named_tensors(model)
         for name, p in params.items():
             if sharding.is_sharded(p):
                 raise ValueError(
@@ -206,7 +206,7 @@ class Selection(Mapping[str, Tensor]):
 
         Parameters keep their addresses, so that a CUDA graph that holds them stays valid. Sharded parameters will do.
         """
-        params = _named(model)
+        params = named_tensors(model)
         pairs = [
             (sharding.local(params[name].detach()), shard(mask, params[name]))
             for name, mask in self.masks(model).items()
@@ -286,7 +286,7 @@ def _inner(model: nn.Module) -> nn.Module:
     return model
 
 
-def _named(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {clean(name): p for name, p in _inner(model).named_parameters()}
 
 

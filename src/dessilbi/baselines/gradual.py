@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from dessilbi.baselines.companion import Companion
 from dessilbi.baselines.magnitude import magnitude
 from dessilbi.baselines.tensors import Excluded, check_moved, partitioned
-from dessilbi.selection import Selection, _named
+from dessilbi.selection import Selection, named_tensors
 
 
 class Gradual(Companion):
@@ -102,7 +102,7 @@ class Gradual(Companion):
         self._handle.remove()
 
     def _enforce(self) -> None:
-        params = _named(self._model)
+        params = named_tensors(self._model)
         self._handle.change([(params[name], mask) for name, mask in self._selection.masks(self._model).items()])
 
     def _cut(self, keep: float, within: Selection | None = None) -> Selection:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dessilbi.report.figures import _figure, text, write
+from dessilbi.report.figures import blank_figure, text, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def figures(folder: str | os.PathLike[str]) -> Iterator[tuple[str, Figure]]:
 def figure(table: Mapping[str, Any]) -> Figure:
     """Mean accuracy over the seeds, with the standard deviation as a bar; what was not pruned is a band."""
     grid = table["grid"]
-    fig = _figure(6.4, 4.2)
+    fig = blank_figure(6.4, 4.2)
     axes = fig.subplots()
     drawn = [method for method in grid["methods"] if method != "dense"]
     keeps = sorted({row["keep"] for row in table["rows"] if row["method"] != "dense"})

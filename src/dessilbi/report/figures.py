@@ -143,7 +143,7 @@ def path_figure(path: Path, along: str = "epoch") -> Figure:
     layers = path.names
     across = min(3, len(layers))
     down = math.ceil(len(layers) / across)
-    figure = _figure(3.4 * across, 3.0 * down)
+    figure = blank_figure(3.4 * across, 3.0 * down)
     axes = figure.subplots(2 * down, across, squeeze=False, sharex=True)
     x = np.array([point["point" if along == "epoch" else "time"] for point in path.points])
     for i, name in enumerate(layers):
@@ -155,7 +155,7 @@ def path_figure(path: Path, along: str = "epoch") -> Figure:
                 _fan(ax, x, values.numpy(), BLUE if row == 0 else GREY)
             else:
                 _lines(ax, x, values.numpy(), supports)
-            _plain(ax, f"|{symbol}|" if supports is None else f"‖{symbol}‖")
+            plain_axes(ax, f"|{symbol}|" if supports is None else f"‖{symbol}‖")
             ax.set_xlim(x[0], max(x[-1], x[0] + 1e-9))
             ax.set_ylim(bottom=0)
         axes[2 * (i // across), i % across].set_title(_short(name), fontsize=9)
@@ -201,7 +201,7 @@ def selection_figure(sel: Selection) -> Figure:
 
 def keep_figure(keeps: Mapping[str, float]) -> Figure:
     """Keep by layer, as bars."""
-    figure = _figure(5.2, 0.6 + 0.22 * max(3, len(keeps)))
+    figure = blank_figure(5.2, 0.6 + 0.22 * max(3, len(keeps)))
     ax = figure.subplots()
     rows = np.arange(len(keeps))
     ax.barh(rows, [1.0] * len(keeps), color=LIGHT, height=0.66)
@@ -220,7 +220,7 @@ def keep_figure(keeps: Mapping[str, float]) -> Figure:
 
 def structure_figure(layers: Sequence[tuple[str, int, int]]) -> Figure:
     """The selected network inside the dense one: a bar a layer, as high as it is wide; × where nothing is left."""
-    figure = _figure(max(4.0, 0.34 * len(layers)), 3.0)
+    figure = blank_figure(max(4.0, 0.34 * len(layers)), 3.0)
     ax = figure.subplots()
     columns_ = np.arange(len(layers))
     ax.bar(columns_, [width for _, width, _ in layers], color=LIGHT, width=0.74, label="dense")
@@ -228,14 +228,14 @@ def structure_figure(layers: Sequence[tuple[str, int, int]]) -> Figure:
     for column, (_, width, wide) in enumerate(layers):
         ax.text(column, width, str(wide) if wide else "×", ha="center", va="bottom", fontsize=7, color=INK)
     ax.set_xticks(columns_, [_short(name) for name, *_ in layers], rotation=60, ha="right", fontsize=7)
-    _plain(ax, "filters, neurons")
+    plain_axes(ax, "filters, neurons")
     ax.legend(fontsize=7, frameon=False)
     return figure
 
 
 def norms_figure(path: Path, scaling: str = "", at: int = -1) -> Figure:
     """How ‖V_g‖ and ‖W_g‖ are distributed in every layer: the middle half, 5–95 %, and the threshold λ."""
-    figure = _figure(max(6.0, 0.6 * len(path.names)), 3.2)
+    figure = blank_figure(max(6.0, 0.6 * len(path.names)), 3.2)
     for ax, which in zip(figure.subplots(1, 2), ("v", "w"), strict=True):
         boxes(ax, path, which, at)
     if scaling:
@@ -262,7 +262,7 @@ def boxes(ax: Axes, path: Path, which: str, at: int = -1) -> None:
     if which == "v" and math.isfinite(lam):
         ax.axhline(lam, color=ORANGE, linewidth=1, linestyle="--", label="λ")
         ax.legend(fontsize=7, frameon=False)
-    _plain(ax, f"‖{which.upper()}‖")
+    plain_axes(ax, f"‖{which.upper()}‖")
 
 
 def scaling_of(source: Source) -> str:
@@ -274,7 +274,7 @@ def scaling_of(source: Source) -> str:
 
 def training_figure(metrics: Mapping[str, Sequence[Any]], path: Path | None) -> Figure:
     """Over the epochs: accuracy of W and of what is selected of it, loss, groups kept, λ, and the step size."""
-    figure = _figure(9.6, 4.8)
+    figure = blank_figure(9.6, 4.8)
     axes = iter(figure.subplots(2, 3).ravel())
     epochs = metrics["epoch"]
     for lines, scale, label in (
@@ -288,7 +288,7 @@ def training_figure(metrics: Mapping[str, Sequence[Any]], path: Path | None) -> 
         ax = next(axes)
         for name, colour, style in shown:
             ax.plot(epochs, numbers(metrics[name], scale), color=colour, linestyle=style, label=name.replace("_", " "))
-        _plain(ax, label)
+        plain_axes(ax, label)
         if len(lines) > 1:
             ax.legend(fontsize=7, frameon=False)
     if path is not None and len(path):
@@ -296,7 +296,7 @@ def training_figure(metrics: Mapping[str, Sequence[Any]], path: Path | None) -> 
         for values, label in ((100 * path.keep().numpy(), "groups kept, %"), (numbers(points["lam"]), "λ")):
             ax = next(axes)
             ax.plot(points["point"], values, color=BLUE if "kept" in label else INK)
-            _plain(ax, label)
+            plain_axes(ax, label)
     for ax in axes:
         ax.remove()
     for ax in figure.axes:
@@ -336,11 +336,11 @@ def _class() -> type[Figure]:
     return Shown
 
 
-def _figure(width: float, height: float) -> Figure:
+def blank_figure(width: float, height: float) -> Figure:
     return _class()(figsize=(width, height), layout="constrained")
 
 
-def _plain(ax: Axes, label: str) -> None:
+def plain_axes(ax: Axes, label: str) -> None:
     ax.set_ylabel(label, fontsize=8)
     ax.tick_params(labelsize=7, length=2)
     ax.grid(alpha=0.25, linewidth=0.5)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dessilbi.path import Path
-from dessilbi.ranking import Candidate, _order
+from dessilbi.ranking import Candidate, ranked
 from dessilbi.report.excitation import excite, respond
 from dessilbi.report.sheet import Block, Row, Sheet, Tile
 from dessilbi.training import datasets
@@ -46,7 +46,7 @@ def sheet(run: Run, layer: str, epochs: Sequence[int] = (), count: int = 6, imag
     if shape is None:
         raise ValueError(f"{run.folder}: the shape of its images is not known: set input_shape in its config.toml")
 
-    last, order = along[-1], _order(along[-1].entry, along[-1].magnitude).tolist()
+    last, order = along[-1], ranked(along[-1].entry, along[-1].magnitude).tolist()
     selected = [g for g in order if last.support[g]]
     others = [g for g in reversed(order) if not last.support[g]]
     shown = selected[:count] + others[:count]

@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dessilbi import files
-from dessilbi.report.figures import BLUE, GREY, ORANGE, _figure, _plain
+from dessilbi.report.figures import BLUE, GREY, ORANGE, blank_figure, plain_axes
 from dessilbi.training.run import Run
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def growth_figure(run: Run) -> Figure:
     stages, layers = found["stages"], [layer for layer in found["layers"] if layer["grows"]]
     if not stages:
         raise ValueError(f"{run.folder}: has no stage of growth yet: let it train to its first decision")
-    figure = _figure(9.6, 3.2)
+    figure = blank_figure(9.6, 3.2)
     widths, accuracy = figure.subplots(1, 2)
     epochs = [stage["epoch"] for stage in stages]
     for i, layer in enumerate(layers):
@@ -78,7 +78,7 @@ def growth_figure(run: Run) -> Figure:
         # The width of a stage is that of the epochs up to its end.
         widths.step([0, *epochs], [layer["widths"][0], *layer["widths"]], where="pre", color=colour, linewidth=1,
                     label=layer["name"])  # fmt: skip
-    _plain(widths, "filters, neurons")
+    plain_axes(widths, "filters, neurons")
     widths.set_xlabel("epoch", fontsize=8)
     if len(layers) <= 20:
         widths.legend(fontsize=5, frameon=False, ncols=2)
@@ -92,7 +92,7 @@ def growth_figure(run: Run) -> Figure:
             color=ORANGE, marker="s", markersize=3, linestyle="--", linewidth=1, label="paper",
         )  # fmt: skip
     accuracy.set_xscale("log")
-    _plain(accuracy, "accuracy, %")
+    plain_axes(accuracy, "accuracy, %")
     accuracy.set_xlabel("parameters", fontsize=8)
     accuracy.legend(fontsize=7, frameon=False)
     return figure

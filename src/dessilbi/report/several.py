@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dessilbi.report.comparison import COLOURS, MARKERS
 from dessilbi.report.contents import columns, told
-from dessilbi.report.figures import Source, _figure, _plain, boxes, numbers, scaling_of, text
+from dessilbi.report.figures import Source, blank_figure, boxes, numbers, plain_axes, scaling_of, text
 from dessilbi.report.tables import percent, table_figure
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def figures(sources: Sequence[Source]) -> Iterator[tuple[str, Figure]]:
 
 def curves_figure(sources: Sequence[Source], names: Sequence[str]) -> Figure:
     """What was measured over the epochs, a line a run."""
-    figure = _figure(3.4 * len(names), 2.8)
+    figure = blank_figure(3.4 * len(names), 2.8)
     for ax, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for i, source in enumerate(sources):
             epochs, values = _curve(source, name)
             if len(epochs):
                 ax.plot(epochs, values, label=text(source.name), linewidth=1.2, **_style(i))
-        _plain(ax, _CURVES[name])
+        plain_axes(ax, _CURVES[name])
         ax.set_xlabel("epoch", fontsize=8)
         ax.legend(fontsize=7, frameon=False)
     return figure
@@ -61,7 +61,7 @@ def _curve(source: Source, name: str) -> tuple[Sequence[float], Sequence[float]]
 def norms_figure(sources: Sequence[Source]) -> Figure:
     """‖V_g‖ by layer at the end of each path: with magnitude scaling it is of one size in all layers."""
     most = max(len(source.path.names) for source in sources if source.path is not None)
-    figure = _figure(max(3.4, 0.3 * most) * min(2, len(sources)), 3.0 * -(-len(sources) // 2))
+    figure = blank_figure(max(3.4, 0.3 * most) * min(2, len(sources)), 3.0 * -(-len(sources) // 2))
     axes = iter(figure.subplots(-(-len(sources) // 2), min(2, len(sources)), squeeze=False).ravel())
     for source, ax in zip(sources, axes, strict=False):
         assert source.path is not None
@@ -77,7 +77,7 @@ def growth_figure(sources: Sequence[Source]) -> Figure:
     """Accuracy against parameters, of runs that grew: a point a stage."""
     from dessilbi.applications.grow import read_growth
 
-    figure = _figure(4.6, 3.2)
+    figure = blank_figure(4.6, 3.2)
     ax: Axes = figure.subplots()
     for i, source in enumerate(sources):
         assert source.run is not None
@@ -86,7 +86,7 @@ def growth_figure(sources: Sequence[Source]) -> Figure:
                 label=text(source.name), markersize=4, linewidth=1.2, marker=MARKERS[i % len(MARKERS)],
                 **_style(i))  # fmt: skip
     ax.set_xscale("log")
-    _plain(ax, "accuracy, %")
+    plain_axes(ax, "accuracy, %")
     ax.set_xlabel("parameters", fontsize=8)
     ax.legend(fontsize=7, frameon=False)
     return figure

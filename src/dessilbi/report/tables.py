@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.report.figures import GREY, INK, LIGHT, _figure, text
+from dessilbi.report.figures import GREY, INK, LIGHT, blank_figure, text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ def table_figure(rows: Sequence[Sequence[str]], title: str = "", marked: Collect
     """Rows of cells under the first one as heading; cells (row, column) that are marked stand out."""
     widths = [_LETTER * max(len(row[i]) for row in rows) + 0.2 for i in range(len(rows[0]))]
     high = _LINE * (len(rows) + bool(title)) + 0.1
-    figure = _figure(sum(widths), high)
+    figure = blank_figure(sum(widths), high)
     figure.set_layout_engine("none")
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set_axis_off()
